@@ -1,0 +1,74 @@
+"""The interface that every executor offers, and the loop that drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol, assert_never
+
+from zcompile.ir import Compute, Fetch, Offload, Release, Schedule, Tier, Update, Wait
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Executor(Protocol):
+    """One method a step.  An executor decides how, never when.
+
+    What is in flight lives in the executor, by ticket.  One executor serves one
+    invocation of one schedule and is closed after it, whether it ended well or not.
+    """
+
+    def fetch(self, ticket: int, value: str, src: Tier, offset: int) -> None:
+        """Start copying ``value`` from its home into the arena at byte ``offset``."""
+        ...
+
+    def wait(self, ticket: int, value: str) -> Tensor:
+        """Block until the fetch has landed; return the tensor over the arena copy."""
+        ...
+
+    def offload(self, ticket: int, value: str, dst: Tier, tensor: Tensor) -> Tensor:
+        """Start copying ``tensor`` to the home of ``value``; return the tensor over that home.
+
+        The executor keeps ``tensor`` alive until the release of ``value`` and must not
+        keep the returned tensor: autograd adopts a gradient only if nobody else holds it.
+        """
+        ...
+
+    def release(self, value: str, after: int | None) -> None:
+        """Free the device copy of ``value`` once the offload ``after`` has landed."""
+        ...
+
+    def close(self) -> None:
+        """Wait for whatever is in flight and let go of everything."""
+        ...
+
+
+Kernels = Mapping[str, Callable[[Mapping[str, "Tensor"]], Mapping[str, "Tensor"]]]
+"""By kernel name: from the tensors of its reads, by value name, to those of its writes."""
+
+
+def execute(schedule: Schedule, on: Executor, kernels: Kernels, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Carry out ``schedule`` step by step; return the tensors of its outputs by name.
+
+    Emitted FX code does the same without this loop; this loop is for schedules that have
+    no graph behind them, such as updates and tests.
+    """
+    tensors: dict[str, Tensor] = dict(inputs)
+    homes: dict[str, Tensor] = {}
+    for step in schedule.steps:
+        match step:
+            case Compute(name, reads, _) | Update(name, reads, _):
+                tensors.update(kernels[name]({value: tensors[value] for value in reads}))
+            case Fetch(ticket, value, src, offset):
+                assert offset is not None, f"{value} has no place in the arena"
+                on.fetch(ticket, value, src, offset)
+            case Wait(ticket, value):
+                tensors[value] = on.wait(ticket, value)
+            case Offload(ticket, value, dst):
+                homes[value] = on.offload(ticket, value, dst, tensors[value])
+            case Release(value, after):
+                tensors.pop(value, None)
+                on.release(value, after)
+            case _:
+                assert_never(step)
+    return {name: homes.get(name, tensors.get(name, inputs.get(name))) for name in schedule.outputs}
