@@ -1,0 +1,89 @@
+"""The calls into the C library that Python does not offer; the only such place.
+
+Every function raises ``OSError`` with the errno of the call.  None holds the interpreter
+lock while the kernel works.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from enum import IntEnum
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+_MMAP = _LIBC.mmap
+_MMAP.restype = ctypes.c_void_p
+_MMAP.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,
+]
+_MUNMAP = _LIBC.munmap
+_MUNMAP.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MADVISE = _LIBC.madvise
+_MADVISE.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MALLOC_TRIM = _LIBC.malloc_trim
+_MALLOC_TRIM.argtypes = [ctypes.c_size_t]
+
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_MAP_FIXED = 0x10
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+class Advice(IntEnum):
+    """What to tell the kernel about a range of memory."""
+
+    NORMAL = mmap.MADV_NORMAL
+    RANDOM = mmap.MADV_RANDOM
+    DONTNEED = mmap.MADV_DONTNEED
+    HUGEPAGE = mmap.MADV_HUGEPAGE
+
+
+def map_anonymous(nbytes: int) -> int:
+    """Return the address of ``nbytes`` of fresh zeroed private memory."""
+    return _map(None, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+
+
+def map_file(fd: int, offset: int, nbytes: int) -> int:
+    """Map ``nbytes`` of the file at page-aligned ``offset``, shared; return the address."""
+    return _map(None, nbytes, mmap.MAP_SHARED, fd, offset)
+
+
+def remap_file(address: int, fd: int, offset: int, nbytes: int) -> None:
+    """Replace what is mapped at ``address`` by ``nbytes`` of the file at ``offset``."""
+    at = _map(address, nbytes, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
+    assert at == address
+
+
+def unmap(address: int, nbytes: int) -> None:
+    """Unmap the pages from ``address`` on."""
+    _check(_MUNMAP(address, nbytes))
+
+
+def advise(address: int, nbytes: int, advice: Advice) -> None:
+    """Give the kernel ``advice`` about the pages from ``address`` on."""
+    _check(_MADVISE(address, nbytes, advice))
+
+
+def return_freed_memory() -> None:
+    """Make the allocator give freed memory back to the system (``malloc_trim``)."""
+    _MALLOC_TRIM(0)
+
+
+def _map(address: int | None, nbytes: int, flags: int, fd: int, offset: int) -> int:
+    at: int | None = _MMAP(address, nbytes, _READ_WRITE, flags, fd, offset)
+    if at is None or at == _MAP_FAILED:
+        _check(-1)
+    assert at is not None
+    return at
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
