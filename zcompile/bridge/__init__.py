@@ -1,0 +1,1 @@
+"""Where FX graphs and schedules meet: capture reads graphs, emit writes them."""

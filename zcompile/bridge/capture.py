@@ -1,0 +1,189 @@
+"""FX graph in, schedule out: the only reader of captured graphs.
+
+Each storage becomes one value and each segment one ``Compute`` step; views are reads of
+their storage.  Nothing about tensors survives in the schedule except names and sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from zcompile.bridge.aliases import Aliases, Size, Storage, tensors_of
+from zcompile.bridge.segments import Segment, cut, epilogue
+from zcompile.bridge.transients import transient_bytes
+from zcompile.bridge.views import hoist_views, localise_views
+from zcompile.ir import Compute, Role, Schedule, Value
+
+SizeOf = Callable[[Size], int]
+"""From a size that may be symbolic to a number, for the shapes at hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """What the placeholders and outputs of a graph are to the user's model.
+
+    ``managed`` names the placeholders that are parameters, ``placeholders`` gives every
+    placeholder's role, ``held`` are those that somebody outside keeps alive, and
+    ``gradients`` maps an output's position to the parameter whose gradient it is.
+    """
+
+    managed: Mapping[fx.Node, str]
+    placeholders: Mapping[fx.Node, Role]
+    held: frozenset[fx.Node]
+    gradients: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A graph ready for planning and emission; it is not changed any more.
+
+    ``names`` calls every storage by the name of its value.  ``gradients`` gives for each
+    gradient value the node that leaves the graph; a storage that is one gradient and
+    nothing else *is* that value, any other gradient is a value beside its storage.
+    """
+
+    name: str
+    module: fx.GraphModule
+    roles: Roles
+    segments: tuple[Segment, ...]
+    epilogue: tuple[fx.Node, ...]
+    inline: bool
+    aliases: Aliases
+    names: Mapping[Storage, str]
+    gradients: Mapping[str, fx.Node]
+
+    def schedule(self, size_of: SizeOf) -> Schedule:
+        """Return the schedule with nothing moved, for the shapes that ``size_of`` knows."""
+        values: dict[str, Value] = {}
+        for node, role in self.roles.placeholders.items():
+            for storage in self.aliases.of(node):
+                name = self.names[storage]
+                held = node in self.roles.held
+                values.setdefault(name, Value(name, size_of(storage.nbytes), role, held=held))
+        last_reader = _last_readers(self.graph, self.aliases)
+        steps: list[Compute] = []
+        for segment in self.segments:
+            reads, writes = self._reads(segment), self._writes(segment, last_reader)
+            for name, size in writes.items():
+                role = Role.GRADIENT if name in self.gradients else Role.INTERMEDIATE
+                values[name] = Value(name, size_of(size), role)
+            transient = transient_bytes(
+                segment, self.aliases, last_reader, size_of, frees_reads=self.inline
+            )
+            steps.append(Compute(segment.name, reads, tuple(writes), transient))
+        return Schedule(self.name, tuple(values.values()), tuple(steps), self._outputs())
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.module.graph
+
+    @property
+    def output_nodes(self) -> tuple[object, ...]:
+        (output,) = (node for node in self.graph.nodes if node.op == "output")
+        return tuple(output.args[0])  # type: ignore[arg-type]
+
+    def _reads(self, segment: Segment) -> tuple[str, ...]:
+        inside = set(segment.nodes)
+        found = (
+            self.names[storage]
+            for node in segment.nodes
+            for storage in self.aliases.read_by(node)
+            if storage.root not in inside
+        )
+        return tuple(dict.fromkeys(found))
+
+    def _writes(self, segment: Segment, last: Mapping[Storage, fx.Node]) -> dict[str, Size]:
+        """Return the values that ``segment`` makes and that outlive it, with their sizes."""
+        inside = set(segment.nodes)
+        found: dict[str, Size] = {}
+        for node in segment.nodes:
+            for storage in self.aliases.of(node):
+                if storage.root is node and storage in last and last[storage] not in inside:
+                    found[self.names[storage]] = storage.nbytes
+        for name, node in self.gradients.items():
+            if node in inside and name not in found:
+                found[name] = self.aliases.of(node)[0].nbytes
+        return found
+
+    def _outputs(self) -> tuple[str, ...]:
+        found: dict[str, None] = dict.fromkeys(self.gradients)
+        for node in self.output_nodes:
+            if isinstance(node, fx.Node):
+                found.update(dict.fromkeys(self.names[each] for each in self.aliases.of(node)))
+        managed = set(self.roles.managed.values())
+        return tuple(name for name in found if name not in managed)
+
+
+def gradient_name(parameter: str) -> str:
+    """Return the name of the value that is the gradient of ``parameter``."""
+    return f"{parameter}:grad"
+
+
+def capture(name: str, module: fx.GraphModule, roles: Roles, *, inline: bool) -> Captured:
+    """Prepare the graph of ``module`` (changed in place), cut it and name its storages.
+
+    ``inline`` says that segments will run node by node, so that what they read last is
+    freed in their middle; a compiled segment keeps it to its end.
+    """
+    graph = module.graph
+    localise_views(graph, roles.managed)
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    leaving = {at: output.args[0][at] for at in roles.gradients}  # type: ignore[index]
+    hoist_views(graph, [node for node in leaving.values() if isinstance(node, fx.Node)])
+    last = epilogue(graph, roles.managed)
+    aliases = Aliases(graph)
+    names = _names(graph, aliases, roles)
+    gradients: dict[str, fx.Node] = {}
+    for at, node in leaving.items():
+        if isinstance(node, fx.Node) and node.op != "placeholder" and node not in last:
+            gradients[gradient_name(roles.gradients[at])] = node
+    names |= _whole_gradients(aliases, gradients, output)
+    return Captured(
+        name=name,
+        module=module,
+        roles=roles,
+        segments=cut(graph, roles.managed, leave_out=frozenset(last)),
+        epilogue=last,
+        inline=inline,
+        aliases=aliases,
+        names=names,
+        gradients=gradients,
+    )
+
+
+def _last_readers(graph: fx.Graph, aliases: Aliases) -> dict[Storage, fx.Node]:
+    return {storage: node for node in graph.nodes for storage in aliases.read_by(node)}
+
+
+def _names(graph: fx.Graph, aliases: Aliases, roles: Roles) -> dict[Storage, str]:
+    """Call each storage by its parameter or by the first node that is it and nothing else."""
+    names: dict[Storage, str] = {}
+    for node in graph.nodes:
+        storages = aliases.of(node)
+        if len(storages) == 1:
+            names.setdefault(storages[0], roles.managed.get(node, node.name))
+    for node in graph.nodes:
+        for at, storage in enumerate(aliases.of(node)):
+            names.setdefault(storage, f"{node.name}.{at}")
+    return names
+
+
+def _whole_gradients(
+    aliases: Aliases, gradients: Mapping[str, fx.Node], output: fx.Node
+) -> dict[Storage, str]:
+    """Return the storages that are one gradient, all of it, and nothing else."""
+    users: dict[Storage, int] = {}
+    for node in output.args[0]:  # type: ignore[union-attr]
+        for storage in aliases.of(node) if isinstance(node, fx.Node) else ():
+            users[storage] = users.get(storage, 0) + 1
+    found: dict[Storage, str] = {}
+    for name, node in gradients.items():
+        (storage,) = aliases.of(node)
+        (tensor,) = tensors_of(node)
+        whole = tensor.numel() * tensor.element_size() == storage.nbytes
+        if users[storage] == 1 and whole and storage.root.op != "placeholder":
+            found[storage] = name
+    return found

@@ -1,0 +1,85 @@
+"""What the inputs and outputs of a captured graph are to the user's model.
+
+AOTAutograd describes each placeholder and output by the input of the user's graph that it
+stands for; which of those are parameters is known from the tensors of the first call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from zcompile.bridge import torch_private
+from zcompile.bridge.capture import Roles
+from zcompile.ir import Role
+
+_KEY = re.compile(r"\['([^']+)'\]")
+_CONTAINERS = frozenset({"_modules", "_parameters", "_buffers"})
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInput:
+    """One input of the user's graph: its name and what it is."""
+
+    name: str
+    role: Role
+
+
+def graph_inputs(
+    module: fx.GraphModule, example_inputs: Sequence[object], owner: object | None
+) -> dict[int, GraphInput]:
+    """Name the inputs of Dynamo's graph by their position; ``owner`` gives qualified names."""
+    known: dict[int, str] = {}
+    if isinstance(owner, nn.Module):
+        for name, tensor in (*owner.named_parameters(), *owner.named_buffers()):
+            known[id(tensor)] = name
+    found: dict[int, GraphInput] = {}
+    for at, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        given = example_inputs[at] if at < len(example_inputs) else None
+        name = known.get(id(given)) or _name_from_source(node)
+        found[at] = GraphInput(name, _role(given, is_named=id(given) in known))
+    return found
+
+
+def _role(given: object, *, is_named: bool) -> Role:
+    if isinstance(given, nn.Parameter) and given.layout is torch.strided:
+        return Role.PARAMETER
+    return Role.BUFFER if is_named else Role.INPUT
+
+
+def _name_from_source(node: fx.Node) -> str:
+    keys = _KEY.findall(torch_private.source_text(node))[1:]
+    return ".".join(key for key in keys if key not in _CONTAINERS) or node.name
+
+
+def roles_of(graph: fx.Graph, inputs: Mapping[int, GraphInput]) -> Roles:
+    """Read the roles of one of AOTAutograd's graphs off its descriptors."""
+    managed: dict[fx.Node, str] = {}
+    placeholders: dict[fx.Node, Role] = {}
+    held: set[fx.Node] = set()
+    for node in graph.find_nodes(op="placeholder"):
+        own = inputs.get(_or(torch_private.graph_input_index(node), -1))
+        if own is not None and own.role is Role.PARAMETER:
+            managed[node] = own.name
+        is_saved = torch_private.is_saved_activation(node)
+        placeholders[node] = own.role if own else Role.ACTIVATION if is_saved else Role.INPUT
+        if not is_saved and node not in managed:
+            held.add(node)
+    (output,) = graph.find_nodes(op="output")
+    parameters = {at: each.name for at, each in inputs.items() if each.role is Role.PARAMETER}
+    gradients = {
+        at: parameters[of]
+        for at, descriptor in enumerate(torch_private.output_descriptors(output))
+        if (of := torch_private.gradient_input_index(descriptor)) in parameters
+    }
+    return Roles(
+        managed=managed, placeholders=placeholders, held=frozenset(held), gradients=gradients
+    )
+
+
+def _or(number: int | None, otherwise: int) -> int:
+    return otherwise if number is None else number

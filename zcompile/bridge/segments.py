@@ -1,0 +1,104 @@
+"""Cut a captured graph into segments: the kernels of its schedule.
+
+Where the cuts are is a function of the graph alone, never of a plan or a budget: only then
+do all plans run the same kernels and give the same bits.  A plan acts only at cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from zcompile.bridge.aliases import Aliases, Storage
+
+LARGE_FRACTION = 1024
+"""A parameter is large if it has at least 1/1024 of the bytes of all parameters of its graph.
+
+Small ones (biases, norms) are read wherever they are needed without a cut of their own.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive operations that run as one kernel."""
+
+    name: str
+    nodes: tuple[fx.Node, ...]
+
+
+def cut(
+    graph: fx.Graph, managed: Collection[fx.Node], leave_out: Collection[fx.Node] = ()
+) -> tuple[Segment, ...]:
+    """Start a new segment before each operation that reads a large parameter anew.
+
+    Expects views of managed placeholders to be local (``views.localise_views``).  Nodes in
+    ``leave_out`` belong to no segment.
+    """
+    aliases = Aliases(graph)
+    own = {each for node in managed for each in aliases.of(node)}
+    large = _large(own)
+    parts: list[list[fx.Node]] = [[]]
+    in_hand: set[Storage] = set()
+    chain: list[fx.Node] = []
+    for node in _operations(graph):
+        if node in leave_out:
+            continue
+        chain.append(node)
+        if aliases.is_view_of(node, own):
+            continue
+        reads = {each for one in chain for each in aliases.read_by(one)} & large
+        if reads - in_hand and parts[-1]:
+            parts.append([])
+            in_hand = set()
+        in_hand |= reads
+        parts[-1] += chain
+        chain = []
+    return tuple(Segment(f"seg_{i}", tuple(part)) for i, part in enumerate(parts) if part)
+
+
+def epilogue(graph: fx.Graph, managed: Collection[fx.Node]) -> tuple[fx.Node, ...]:
+    """Return the views of parameters that only the output reads: they belong to no kernel."""
+    aliases = Aliases(graph)
+    own = {each for node in managed for each in aliases.of(node)}
+    rest: list[fx.Node] = []
+    for node in reversed(_operations(graph)):
+        if not aliases.is_view_of(node, own):
+            break
+        rest.append(node)
+    return tuple(reversed(rest))
+
+
+def _operations(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
+
+
+def _large(storages: Collection[Storage]) -> set[Storage]:
+    """Sizes of parameters are plain numbers; a symbolic size belongs to no parameter."""
+    sizes = {each: each.nbytes for each in storages if isinstance(each.nbytes, int)}
+    total = sum(sizes.values())
+    return {each for each, size in sizes.items() if size * LARGE_FRACTION >= total}
+
+
+def boundary(segment: Segment) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]]:
+    """Return the nodes that ``segment`` takes from outside and those it gives to outside."""
+    inside = set(segment.nodes)
+    sources = (each for node in segment.nodes for each in node.all_input_nodes)
+    inputs = tuple(dict.fromkeys(each for each in sources if each not in inside))
+    outputs = tuple(node for node in segment.nodes if not inside.issuperset(node.users))
+    return inputs, outputs
+
+
+def extract(segment: Segment, attributes: nn.Module) -> fx.GraphModule:
+    """Return ``segment`` as a module of its own, from its inputs to the tuple of its outputs."""
+    inputs, outputs = boundary(segment)
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        env[node] = graph.placeholder(node.name)
+        env[node].meta = dict(node.meta)
+    for node in segment.nodes:
+        env[node] = graph.node_copy(node, env.__getitem__)
+    graph.output(tuple(env[node] for node in outputs))
+    return fx.GraphModule(attributes, graph)

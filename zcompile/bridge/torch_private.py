@@ -1,0 +1,130 @@
+"""Every name of torch that carries no promise of stability, in one place.
+
+``tests/fx/test_torch_private.py`` says which of them a new version of torch has broken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import OptimizedModule
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+__all__ = [
+    "aot_autograd",
+    "compile_inner",
+    "compiled_object",
+    "default_decompositions",
+    "graph_input_index",
+    "gradient_input_index",
+    "min_cut_rematerialization_partition",
+    "is_saved_activation",
+    "output_descriptors",
+    "source_text",
+    "storage_key",
+]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return a number that two fake tensors share exactly if they share their storage."""
+    return int(tensor.untyped_storage()._cdata)  # pyright: ignore[reportPrivateUsage]
+
+
+def graph_input_index(placeholder: fx.Node) -> int | None:
+    """Return which input of the user's graph ``placeholder`` is, if it is one."""
+    descriptor = placeholder.meta.get("desc")
+    return descriptor.idx if isinstance(descriptor, PlainAOTInput) else None
+
+
+def is_saved_activation(placeholder: fx.Node) -> bool:
+    """Whether a placeholder of a backward graph is something that forward made and saved."""
+    return placeholder.meta.get("desc") is None
+
+
+def source_text(placeholder: fx.Node) -> str:
+    """Return how Dynamo reaches the input, such as ``L['self']._modules['head']``, or ``""``."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)
+
+
+def gradient_input_index(descriptor: object) -> int | None:
+    """Return the input of the user's graph whose gradient an output is, if it is one."""
+    if isinstance(descriptor, GradAOTOutput) and isinstance(descriptor.grad_of, PlainAOTInput):
+        return descriptor.grad_of.idx
+    return None
+
+
+def output_descriptors(output: fx.Node) -> Sequence[object]:
+    """Return what AOTAutograd says about each output, as long as the output's list."""
+    found: Sequence[object] = output.meta.get("desc") or ()
+    return [*found, *[None] * (len(output.args[0]) - len(found))]  # type: ignore[arg-type]
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def compiled_object() -> object | None:
+    """Return the module or function that ``torch.compile`` was called with.
+
+    Dynamo gives a backend the graph and not the thing compiled, so it is looked for among
+    the callers: the innermost compile wrapper runs a function, unless an
+    ``OptimizedModule`` or a module compiled in place has called it.
+    """
+    for frame in _frames():
+        if frame.f_code.co_name == "compile_wrapper" and "fn" in frame.f_locals:
+            caller = frame.f_back.f_locals.get("self") if frame.f_back else None
+            if isinstance(caller, OptimizedModule):
+                return caller._orig_mod  # pyright: ignore[reportPrivateUsage]
+            if isinstance(caller, nn.Module):
+                return caller
+            return frame.f_locals["fn"]  # type: ignore[no-any-return]
+    return None
+
+
+def default_decompositions() -> dict[Any, Any]:
+    """Return the decompositions that Inductor expects AOTAutograd to have applied."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
+
+
+def compile_inner(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    """Compile a graph of ATen operations with Inductor; the result takes a boxed list.
+
+    Every output keeps the strides it was traced with: the next segment was traced against
+    them.  Random operations run as ATen's own, so that they draw what eager code draws.
+    """
+    import torch._inductor.config as inductor_config
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    (output,) = module.graph.find_nodes(op="output")
+    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+    with _output_strides_aside(), inductor_config.patch(fallback_random=True):
+        return compile_fx_inner(module, inputs)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _output_strides_aside() -> Iterator[None]:
+    """Keep Inductor from reporting a segment's strides as those of the whole graph."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None:
+        yield
+        return
+    before, context.output_strides = context.output_strides, []
+    try:
+        yield
+    finally:
+        context.output_strides = before
