@@ -1,0 +1,206 @@
+"""The options of the backend: one frozen object, made once at the edge."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+from pydantic import (
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+)
+from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
+
+from zcompile.ir.schedule import PAGE_BYTES, Tier
+
+KINDS = ("parameters", "gradients", "optimizer")
+"""What ``place`` can pin as a whole; every other key is a pattern of parameter names."""
+
+SKIP_VARIABLE = "ZINF_SKIP"
+"""The environment variable that gives ``skip``: passes left out, for bisecting a fault."""
+
+_SIZE_FORM = re.compile(r"\s*\d+(\.\d+)?\s*[A-Za-z]*\s*", re.ASCII)
+_SIZE_REMEDY = 'write a whole number of bytes, or text such as "512MiB" or "2GB"'
+_NAMES_REMEDY = 'write names such as "prefetch,keep"'
+_BYTE_SIZE = TypeAdapter(ByteSize)
+
+
+def _size(given: object) -> int | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        nbytes = _parsed_size(given)
+    elif isinstance(given, int) and not isinstance(given, bool):
+        nbytes = given
+    else:
+        raise ValueError(f"is no size; {_SIZE_REMEDY}")
+    if nbytes <= 0:
+        raise ValueError("must be more than zero bytes; leave it out to do without this option")
+    return nbytes
+
+
+def _parsed_size(text: str) -> int:
+    # ByteSize reads "1,5GiB" as one byte and "512MiB/s" as 512 MiB: it stops where it
+    # understands no more.  So the whole text must have the form of a size first.
+    if not _SIZE_FORM.fullmatch(text):
+        raise ValueError(f"is no size; {_SIZE_REMEDY}")
+    try:
+        return int(_BYTE_SIZE.validate_python(text))
+    except ValidationError as error:
+        raise ValueError(f"is no size ({error.errors()[0]['msg']}); {_SIZE_REMEDY}") from None
+
+
+def _folder(given: object) -> Path | None:
+    if given is None:
+        return None
+    if not isinstance(given, str | os.PathLike):
+        raise ValueError("is no path; write the folder as text or pathlib.Path")
+    text = os.fspath(cast("str | os.PathLike[str]", given))
+    if not text.strip() or "\0" in text:
+        raise ValueError("is no path; name a folder, or leave it out to use no files")
+    try:
+        # Absolute now: the training script may change its working directory later.
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:  # "~nobody"
+        raise ValueError(f"cannot be resolved ({error}); write the whole path") from None
+
+
+def _names(given: object) -> tuple[str, ...]:
+    parts = given.split(",") if isinstance(given, str) else given
+    if not isinstance(parts, list | tuple):
+        raise ValueError(f"is no list of passes; {_NAMES_REMEDY}")
+    names: list[str] = []
+    for part in cast("Sequence[object]", parts):
+        if not isinstance(part, str):
+            raise ValueError(f"has {part!r} among the names of passes; {_NAMES_REMEDY}")
+        names.append(part.strip())
+    return tuple(name for name in names if name)
+
+
+def _pins(given: object, others: ValidationInfo) -> tuple[tuple[str, Tier], ...]:
+    if isinstance(given, tuple):  # pins that were read before, when an option is replaced
+        given = dict(cast("tuple[tuple[str, Tier], ...]", given))
+    if not isinstance(given, Mapping):
+        raise ValueError('is no mapping; write for example {"optimizer": "nvme"}')
+    asked = cast("Mapping[object, object]", given)
+    pins = tuple(_pin(key, tier) for key, tier in asked.items())
+    for option, tier in (("nvme_dir", Tier.NVME), ("host_budget", Tier.HOST)):
+        # An option that failed its own check is absent from the data and reported by itself.
+        pinned = [key for key, pinned_to in pins if pinned_to is tier]
+        if pinned and others.data.get(option, "absent") is None:
+            raise ValueError(
+                f"pins {pinned[0]!r} to {tier.value!r}, which needs {option}; "
+                f"give {option}, or pin it to another tier"
+            )
+    return pins
+
+
+def _pin(key: object, tier: object) -> tuple[str, Tier]:
+    if not isinstance(key, str) or not key.strip():
+        raise ValueError(
+            f"pins {key!r}; write one of {', '.join(KINDS)}, or a pattern of parameter names"
+        )
+    if not isinstance(tier, str) or tier not in list(Tier):
+        raise ValueError(f"pins {key!r} to {tier!r}; the tiers are {', '.join(Tier)}")
+    return key, Tier(tier)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Options:
+    """What a user may ask of the backend; every field has a default.
+
+    ``device_budget`` and ``host_budget`` are bytes per compiled model and process, arena,
+    transients and I/O buffers included.  ``None`` means: no limit on the device, and no use of
+    the host tier.  ``nvme_dir`` is the folder under which homes in files are made; it is created
+    if its parent exists.  ``compute`` says who runs the kernels: Inductor, or PyTorch node by
+    node, bitwise equal to a run without this backend.  ``pipeline`` is the text form of the
+    passes, ``None`` the default one; ``skip`` names passes to leave out of it.  ``place`` pins
+    kinds and parameters to tiers: the first entry that matches decides.
+
+    The constructor takes values; `Options.parse` reads what a user wrote and also looks at the
+    disk.
+    """
+
+    device_budget: Annotated[int | None, BeforeValidator(_size)] = None
+    host_budget: Annotated[int | None, BeforeValidator(_size)] = None
+    nvme_dir: Annotated[Path | None, BeforeValidator(_folder)] = None
+    compute: Literal["inductor", "eager"] = "inductor"
+    pipeline: str | None = None
+    skip: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
+    place: Annotated[tuple[tuple[str, Tier], ...], BeforeValidator(_pins)] = ()
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object] | None = None) -> Options:
+        """Read the options as a user writes them; ``None`` gives the defaults.
+
+        Raises ``ValueError`` with one line for each option that is wrong: the option, the value
+        and the remedy.  A missing ``nvme_dir`` is not created here, only found to be possible.
+
+        >>> Options.parse({"device_budget": "512MiB"}).device_budget
+        536870912
+        >>> Options.parse({"device_bugdet": "512MiB"})
+        Traceback (most recent call last):
+        ValueError: device_bugdet='512MiB': unknown option; did you mean 'device_budget'?
+        """
+        if isinstance(given, Mapping):
+            given = {str(option): value for option, value in given.items()}
+        try:
+            options = TypeAdapter(cls).validate_python({} if given is None else given)
+        except ValidationError as error:
+            raise ValueError("\n".join(map(_explain, error.errors()))) from None
+        if options.nvme_dir is not None:
+            _check_folder(options.nvme_dir)
+        return options
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str], given: Mapping[str, object] | None = None) -> Options:
+        """Read ``given``, with the defaults that the environment sets: ZINF_SKIP gives ``skip``."""
+        skip = {"skip": env[SKIP_VARIABLE]} if SKIP_VARIABLE in env else {}
+        return cls.parse({**skip, **(given or {})})
+
+
+def _explain(error: ErrorDetails) -> str:
+    """Say of one wrong option its name, its value, and what to do."""
+    option = str(error["loc"][0]) if error["loc"] else "options"
+    names = [field.name for field in fields(Options)]
+    if error["loc"] and option not in names:
+        near = get_close_matches(option, names, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(names)}"
+        return f"{option}={error['input']!r}: unknown option; {remedy}"
+    # Our own reasons arrive wrapped as "Value error, ..."; pydantic's are used as they are.
+    reason = error.get("ctx", {}).get("error", error["msg"])
+    return f"{option}={error['input']!r}: {reason}"
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise ``ValueError`` unless files can be made in ``folder``, or ``folder`` in its parent.
+
+    It is tried, and leaves nothing behind: permission bits say little to root, on read-only
+    file systems and on those of the kernel.
+    """
+    try:
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise ValueError(f"nvme_dir={str(folder)!r}: is no folder; name a folder")
+        if folder.is_dir():
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(bytes(PAGE_BYTES))
+                probe.flush()
+                os.fsync(probe.fileno())
+        else:
+            tempfile.TemporaryDirectory(dir=folder.parent, prefix=".zinf-probe-").cleanup()
+    except OSError as error:
+        raise ValueError(
+            f"nvme_dir={str(folder)!r}: cannot be used ({error.strerror}); "
+            "name a folder on a local disk that you may write to, with a parent that exists"
+        ) from error
