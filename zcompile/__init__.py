@@ -1,0 +1,43 @@
+"""zinf: train models larger than memory through ``torch.compile(model, backend="zinf")``.
+
+The backend needs no import of this package; the names here are for looking at what it does.
+They are imported when first used, so that ``import zcompile`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zcompile.errors import BudgetError
+    from zcompile.options import Options
+
+__all__ = ["BudgetError", "Options", "__version__"]
+
+__version__: str
+
+_MODULES = {
+    "BudgetError": "zcompile.errors",
+    "Options": "zcompile.options",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _version()
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    try:
+        return metadata.version("zinf")
+    except metadata.PackageNotFoundError:
+        # A checkout that runs from PYTHONPATH, as on machines that reach no package index.
+        return "0+uninstalled"
