@@ -1,0 +1,101 @@
+"""What capture says of a graph: storages, roles, cuts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.fx.graphs import Block, Stack, captured_graphs
+from zcompile.bridge.sizes import hint
+from zcompile.ir import Compute, Role, Schedule
+
+WORDS = torch.arange(10).view(2, 5)
+
+
+def schedules(model: nn.Module, *inputs: Tensor) -> dict[str, Schedule]:
+    graphs = captured_graphs(model, *inputs)
+    return {kind: each.schedule(hint) for kind, each in graphs.items()}
+
+
+def kernels(schedule: Schedule) -> list[Compute]:
+    return [step for step in schedule.steps if isinstance(step, Compute)]
+
+
+def test_parameters_carry_their_qualified_names_in_both_graphs() -> None:
+    found = schedules(Block(32), torch.randn(4, 32))
+    for kind in ("forward", "backward"):
+        names = {each.name for each in found[kind].values if each.role is Role.PARAMETER}
+        assert {"up.weight", "down.weight", "norm.weight"} <= names, kind
+
+
+def test_every_parameter_has_a_gradient_value_of_its_size() -> None:
+    model = Block(32)
+    (backward,) = [each for kind, each in schedules(model, torch.randn(4, 32)).items() if kind == "backward"]
+    sizes = {each.name: each.nbytes for each in backward.values if each.role is Role.GRADIENT}
+    assert sizes == {f"{name}:grad": p.nbytes for name, p in model.named_parameters()}
+    assert set(sizes) <= set(backward.outputs)
+
+
+def test_a_tied_weight_is_one_value_read_by_two_kernels() -> None:
+    forward = schedules(Stack(), WORDS)["forward"]
+    readers = [each.kernel for each in kernels(forward) if "embed.weight" in each.reads]
+    assert len(readers) == 2
+    assert not [each for each in forward.values if each.name == "head.weight"]
+
+
+def test_views_of_a_storage_are_reads_of_it() -> None:
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x @ self.weight
+            return torch.sin(y[:, :4].t()) @ torch.cos(y.view(-1, 8)[:, 4:])
+
+    forward = schedules(Views(), torch.randn(6, 8))["forward"]
+    names = {each.name for each in forward.values}
+    assert not names & {"slice_1", "view", "t", "permute"}
+
+
+def test_each_kernel_starts_at_a_large_parameter_it_is_the_first_to_read() -> None:
+    model = Stack(depth=3)
+    for schedule in schedules(model, WORDS).values():
+        for kernel in kernels(schedule)[1:]:
+            assert any(name.endswith("weight") for name in kernel.reads), kernel
+
+
+def test_what_leaves_the_graph_is_an_output_and_parameters_are_not() -> None:
+    forward = schedules(Block(32), torch.randn(4, 32))["forward"]
+    roles = {each.name: each.role for each in forward.values}
+    assert all(roles[name] is not Role.PARAMETER for name in forward.outputs)
+
+
+def test_saved_activations_are_not_held_and_inputs_are() -> None:
+    backward = schedules(Block(32), torch.randn(4, 32))["backward"]
+    held = {each.role for each in backward.values if each.held}
+    assert Role.ACTIVATION not in held
+    assert Role.INPUT in held
+
+
+def test_transients_cover_the_writes_of_a_kernel() -> None:
+    for schedule in schedules(Stack(), WORDS).values():
+        sizes = {each.name: each.nbytes for each in schedule.values}
+        for kernel in kernels(schedule):
+            assert kernel.transient_bytes <= sum(sizes.values())
+            assert kernel.transient_bytes > 0
+
+
+def test_a_gradient_that_is_a_view_of_a_larger_storage_is_a_value_beside_it() -> None:
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.randn(4, 8))
+            self.b = nn.Parameter(torch.randn(4, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ torch.cat([self.a, self.b]).t()
+
+    backward = schedules(Fused(), torch.randn(3, 8))["backward"]
+    sizes = {each.name: each.nbytes for each in backward.values if each.role is Role.GRADIENT}
+    assert set(sizes) == {"a:grad", "b:grad"}
