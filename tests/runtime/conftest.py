@@ -1,0 +1,26 @@
+"""What the tests of the runtime share: a file of extents in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from zcompile.runtime.extents import ExtentFile
+from zcompile.runtime.folder import RunFolder
+from zcompile.runtime.ledger import Ledger
+
+
+@pytest.fixture
+def extent_file(tmp_path: Path) -> Generator[ExtentFile, None, None]:
+    folder = RunFolder.create(tmp_path / "swap")
+    file = ExtentFile(folder, slab_bytes=1 << 20)
+    yield file
+    file.close()
+    folder.close()
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
