@@ -17,8 +17,8 @@ MAX_LINES = 400
 LINKED = ("passes", "runtime")
 STDLIB_ONLY = frozenset[str]()
 
-BELOW_SESSION = {"ir", "passes", "runtime", "options", "errors"}
-BELOW_BACKEND = {*BELOW_SESSION, "bridge", "optim", "session", "graphs"}
+BELOW_SESSION = {"ir", "passes", "runtime", "options", "errors", "registry"}
+BELOW_BACKEND = {*BELOW_SESSION, "bridge", "graphs", "optim", "session"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "ir": set(),
@@ -26,10 +26,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": {"ir"},
     "passes": {"ir"},
     "runtime": {"ir"},
+    "registry": set(),
     "bridge": {"ir", "runtime"},
+    "graphs": {"ir", "bridge"},
     "optim": {"ir", "passes", "runtime"},
     "session": BELOW_SESSION,
-    "graphs": {*BELOW_SESSION, "bridge", "session"},
     "backend": BELOW_BACKEND,
     "report": {*BELOW_BACKEND, "backend"},
     "cli": {*BELOW_BACKEND, "backend", "report"},
