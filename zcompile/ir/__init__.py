@@ -1,5 +1,7 @@
 """The schedule IR: plain data, standard library only."""
 
+from zcompile.ir.memory import Footprint, device_profile, footprint, host_profile, peak_bytes
+from zcompile.ir.rules import ALL_RULES, Rule, ScheduleError
 from zcompile.ir.schedule import (
     MANAGED_ROLES,
     PAGE_BYTES,
@@ -18,18 +20,22 @@ from zcompile.ir.schedule import (
     page_aligned,
 )
 from zcompile.ir.target import Target
-from zcompile.ir.text import parse, render, render_step
-from zcompile.ir.verify import ScheduleError, device_profile, peak_bytes, verify
+from zcompile.ir.text import is_name, parse, render, render_step
+from zcompile.ir.uses import given, kernel_name, last_touch, operands
+from zcompile.ir.verify import strip, verify
 
 __all__ = [
+    "ALL_RULES",
     "MANAGED_ROLES",
     "PAGE_BYTES",
     "Compute",
     "Fetch",
+    "Footprint",
     "Kernel",
     "Offload",
     "Release",
     "Role",
+    "Rule",
     "Schedule",
     "ScheduleError",
     "Step",
@@ -39,10 +45,18 @@ __all__ = [
     "Value",
     "Wait",
     "device_profile",
+    "footprint",
+    "given",
+    "host_profile",
+    "is_name",
+    "kernel_name",
+    "last_touch",
+    "operands",
     "page_aligned",
     "parse",
     "peak_bytes",
     "render",
     "render_step",
+    "strip",
     "verify",
 ]

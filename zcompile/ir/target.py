@@ -20,6 +20,8 @@ class Target:
     homes of parameters, gradients and states of other graphs, and our I/O buffers.
     ``host_reserved_bytes`` likewise for the host tier.  ``homes`` is the placement: the
     tier of every managed value by name, agreed for all graphs of a model.
+
+    The host tier may be used if there is a ``host_budget``, the nvme tier if ``has_nvme``.
     """
 
     device_budget: int | None = None
@@ -27,3 +29,4 @@ class Target:
     reserved_bytes: int = 0
     host_reserved_bytes: int = 0
     homes: Mapping[str, Tier] = field(default_factory=_no_homes)
+    has_nvme: bool = False

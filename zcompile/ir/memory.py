@@ -1,0 +1,140 @@
+"""How many bytes a schedule holds at each step, on the device and on the host.
+
+Everything here assumes that the rules V1 and V2 hold; `zcompile.ir.verify` checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from zcompile.ir.schedule import (
+    Compute,
+    Fetch,
+    Kernel,
+    Offload,
+    Release,
+    Schedule,
+    Tier,
+    Update,
+    page_aligned,
+)
+from zcompile.ir.target import Target
+from zcompile.ir.uses import given, last_touch, operands
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The device bytes that a schedule itself holds, one entry a step.
+
+    ``ordinary`` is memory outside the arena, the running kernel's transients included;
+    ``arena`` is the sum of the slots of the fetched copies.  An entry is the most that is
+    held at any moment of its step.
+    """
+
+    ordinary: tuple[int, ...]
+    arena: tuple[int, ...]
+
+
+class _Device:
+    """What lies on the device after some steps."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._nbytes = {value.name: value.nbytes for value in schedule.values}
+        self._last = last_touch(schedule)
+        device = {value.name for value in schedule.values if value.home is Tier.DEVICE}
+        kept = {value.name for value in schedule.values if value.held} | set(schedule.outputs)
+        self._ends = device - kept
+        self._given = given(schedule)
+        self._present = device & self._given
+        self._fetched: set[str] = set()
+        self.ordinary = self._sum(self._present)
+        self.arena = 0
+
+    def run(self, at: int, kernel: Kernel) -> int:
+        """Run ``kernel`` at step ``at``; return the most ordinary bytes held meanwhile."""
+        before = self.ordinary
+        made = set(kernel.writes) - self._given - self._present - self._fetched
+        self._present |= made
+        dying = {
+            name for name in operands(kernel) if self._last[name] == at and name in self._ends
+        } & self._present
+        self._present -= dying
+        self.ordinary += self._sum(made) - self._sum(dying)
+        return max(before + kernel.transient_bytes, self.ordinary)
+
+    def fetch(self, value: str) -> None:
+        self._fetched.add(value)
+        self.arena += page_aligned(self._nbytes[value])
+
+    def release(self, value: str) -> None:
+        if value in self._fetched:
+            self._fetched.remove(value)
+            self.arena -= page_aligned(self._nbytes[value])
+        else:
+            self._present.remove(value)
+            self.ordinary -= self._nbytes[value]
+
+    def _sum(self, names: Iterable[str]) -> int:
+        return sum(self._nbytes[name] for name in names)
+
+
+def footprint(schedule: Schedule) -> Footprint:
+    """Return what ``schedule`` holds on the device at each step."""
+    device = _Device(schedule)
+    ordinary: list[int] = []
+    arena: list[int] = []
+    for at, step in enumerate(schedule.steps):
+        most = device.ordinary
+        match step:
+            case Compute() | Update():
+                most = device.run(at, step)
+            case Fetch(_, value):
+                device.fetch(value)
+            case Release(value):
+                device.release(value)
+                most = device.ordinary
+            case _:
+                pass
+        ordinary.append(most)
+        arena.append(device.arena)
+    return Footprint(tuple(ordinary), tuple(arena))
+
+
+def device_profile(schedule: Schedule, target: Target) -> list[int]:
+    """Return the bytes held on the device at each step, reserved ones included.
+
+    An arena whose size is known is there all the time; before, each fetched copy counts
+    from its ``Fetch`` to its ``Release``.
+    """
+    held = footprint(schedule)
+    static = schedule.arena_bytes
+    return [
+        target.reserved_bytes + ordinary + (static or arena)
+        for ordinary, arena in zip(held.ordinary, held.arena, strict=True)
+    ]
+
+
+def host_profile(schedule: Schedule, target: Target) -> list[int]:
+    """Return the bytes held on the host at each step, reserved ones included.
+
+    Homes of given values are there from the start; the home of a value that a kernel makes
+    is there from its first ``Offload``.
+    """
+    on_host = {value.name: value.nbytes for value in schedule.values if value.home is Tier.HOST}
+    present = given(schedule) & on_host.keys()
+    held = target.host_reserved_bytes + sum(on_host[name] for name in present)
+    arriving = on_host.keys() - present
+    profile: list[int] = []
+    for step in schedule.steps:
+        if isinstance(step, Offload) and step.value in arriving:
+            arriving.remove(step.value)
+            held += on_host[step.value]
+        profile.append(held)
+    return profile
+
+
+def peak_bytes(schedule: Schedule, target: Target) -> int:
+    """Return the most bytes that are held on the device at any step."""
+    nothing_runs = target.reserved_bytes + schedule.arena_bytes
+    return max(device_profile(schedule, target), default=nothing_runs)
