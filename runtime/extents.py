@@ -18,6 +18,8 @@ from zcompile.runtime.freelist import FreeList
 SLAB_BYTES = 64 << 20
 """The file grows by at least this much, so that growing is rare."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 class Lease:
     """The right to one extent: ``nbytes`` at ``offset`` of ``file``.
@@ -138,21 +140,23 @@ class ExtentFile:
 
     def _grow(self, capacity: int, label: str) -> None:
         missing = capacity - self._free.tail_bytes(self._end)
-        for grown in dict.fromkeys((max(missing, self._slab_bytes), missing)):
-            try:
-                os.posix_fallocate(self.fd, self._end, grown)
-            except OSError as error:
-                # What was allocated before the disk was full would otherwise stay taken.
-                os.ftruncate(self.fd, self._end)
-                code = error.errno or errno.EIO
-                failure = self._error("allocate", code, self._end, grown, label)
-                if code not in (errno.ENOSPC, errno.EDQUOT):
-                    raise failure from error
-            else:
-                self._free.give(self._end, grown)
-                self._end += grown
-                return
-        raise failure
+        code = self._append(max(missing, self._slab_bytes))
+        if code in _FULL:  # a nearly full disk may have room for this one still
+            code = self._append(missing)
+        if code:
+            raise self._error("allocate", code, self._end, missing, label)
+
+    def _append(self, nbytes: int) -> int:
+        """Allocate ``nbytes`` at the end of the file; return the errno, 0 for success."""
+        try:
+            os.posix_fallocate(self.fd, self._end, nbytes)
+        except OSError as error:
+            # What was allocated before the disk was full would otherwise stay taken.
+            os.ftruncate(self.fd, self._end)
+            return error.errno or errno.EIO
+        self._free.give(self._end, nbytes)
+        self._end += nbytes
+        return 0
 
     def _create(self) -> int:
         header = {

@@ -10,10 +10,11 @@ import re
 import secrets
 import socket
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 from zcompile.runtime.errors import StorageError
 
@@ -33,32 +34,31 @@ class RunFolder:
     the last reference; a forked child never removes it.
     """
 
-    def __init__(self, path: Path, lock_fd: int, made_parent: bool) -> None:
+    def __init__(self, path: Path, lock_fd: int) -> None:
         self.path = path
-        self._removing = weakref.finalize(
-            self, _remove_own, path, lock_fd, made_parent, os.getpid()
-        )
+        self._removing = weakref.finalize(self, _remove_own, path, lock_fd, os.getpid())
 
     @classmethod
     def create(cls, nvme_dir: Path) -> RunFolder:
         """Make and lock a new folder in ``nvme_dir``; remove those of killed runs.
 
-        A missing ``nvme_dir`` is made, and removed again if it is empty in the end.
-        Raises ``ValueError`` if it cannot be used.
+        A missing ``nvme_dir`` is made, and stays.  Raises ``ValueError`` if it cannot be
+        used, ``StorageError`` for other failures.
         """
         parent = nvme_dir.absolute()
-        made_parent = _make_parent(parent)
+        _make_parent(parent)
         try:
             with _exclusive(parent):
                 _remove_stale(parent)
                 path = parent / f"zinf-{os.getpid()}-{secrets.token_hex(4)}"
                 path.mkdir(mode=0o700)
-                return cls(path, _make_lock(path / LOCK_NAME), made_parent)
+                return cls(path, _make_lock(path / LOCK_NAME))
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise _unusable(parent, "is not writable") from error
+            code = error.errno or errno.EIO
             raise StorageError.during(
-                "create", error.errno or errno.EIO, file=parent, offset=0, nbytes=0, label="the run"
+                "create", code, file=parent, offset=0, nbytes=0, label="the run's folder"
             ) from error
 
     def close(self) -> None:
@@ -73,24 +73,18 @@ def _unusable(nvme_dir: Path, why: str) -> ValueError:
     )
 
 
-def _make_parent(nvme_dir: Path) -> bool:
-    if nvme_dir.is_dir():
-        return False
-    if nvme_dir.exists():
+def _make_parent(nvme_dir: Path) -> None:
+    if nvme_dir.exists() and not nvme_dir.is_dir():
         raise _unusable(nvme_dir, "is not a folder")
     try:
-        nvme_dir.mkdir(mode=0o700)
-    except FileExistsError:
-        return False
+        nvme_dir.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise _unusable(
-            nvme_dir, f"does not exist and cannot be made ({error.strerror})"
-        ) from error
-    return True
+        why = f"does not exist and cannot be made ({error.strerror})"
+        raise _unusable(nvme_dir, why) from error
 
 
 @contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
+def _exclusive(folder: Path) -> Generator[None, None, None]:
     """Hold the lock of ``nvme_dir`` itself, so that no run is seen half made."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -136,10 +130,10 @@ def _remove_if_free(path: Path) -> None:
 
 def _is_ours(fd: int) -> bool:
     try:
-        owner = json.loads(os.pread(fd, 4096, 0))
+        owner: object = json.loads(os.pread(fd, 4096, 0))
     except ValueError:
         return False
-    return isinstance(owner, dict) and owner.get("format") == FORMAT
+    return isinstance(owner, dict) and cast(dict[str, object], owner).get("format") == FORMAT
 
 
 def _remove(path: Path) -> None:
@@ -149,11 +143,7 @@ def _remove(path: Path) -> None:
         path.rmdir()
 
 
-def _remove_own(path: Path, lock_fd: int, made_parent: bool, pid: int) -> None:
-    if os.getpid() != pid:
-        return
-    _remove(path)
-    os.close(lock_fd)
-    if made_parent:
-        with suppress(OSError):
-            path.parent.rmdir()
+def _remove_own(path: Path, lock_fd: int, pid: int) -> None:
+    if os.getpid() == pid:
+        _remove(path)
+        os.close(lock_fd)

@@ -1,0 +1,71 @@
+"""The record of a home, and the table that finds it by address."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from zcompile.ir import Tier
+from zcompile.runtime.extents import Lease
+from zcompile.runtime.mapping import HomeMapping
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Home:
+    """The memory of one storage away from the device tier; ``nbytes`` is the storage's size."""
+
+    label: str
+    tier: Tier
+    nbytes: int
+    mapping: HomeMapping
+
+    @property
+    def address(self) -> int:
+        """Where it begins in this process; never changes."""
+        return self.mapping.address
+
+    @property
+    def lease(self) -> Lease | None:
+        """The extent that holds it now; ``None`` on the host tier."""
+        return self.mapping.lease
+
+    @property
+    def alive(self) -> bool:
+        """Whether a tensor over it is left."""
+        return self.mapping.buffer() is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor begins: ``byte_offset`` bytes into ``home``."""
+
+    home: Home
+    byte_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class HomeTable:
+    """Homes by ascending address; replaced as a whole, so that readers need no lock."""
+
+    addresses: tuple[int, ...] = ()
+    homes: tuple[Home, ...] = ()
+
+    def with_homes(self, new: Iterable[Home]) -> HomeTable:
+        """Return the table with ``new`` and without those whose memory has gone.
+
+        A home is dead before its memory is unmapped, and unmapped before a new one can
+        overlap it, so the result never holds a dead home in the way of a living one.
+        """
+        alive = [home for home in self.homes if home.alive]
+        homes = sorted([*alive, *new], key=lambda home: home.address)
+        return HomeTable(tuple(home.address for home in homes), tuple(homes))
+
+    def find(self, address: int) -> Place | None:
+        """Return the place of ``address`` in a living home, if it is in one."""
+        at = bisect_right(self.addresses, address) - 1
+        if at < 0:
+            return None
+        home = self.homes[at]
+        offset = address - home.address
+        return Place(home, offset) if offset < home.nbytes and home.alive else None

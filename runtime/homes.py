@@ -1,0 +1,134 @@
+"""Makes homes, and finds the home that a tensor lies in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from zcompile.ir import Tier
+from zcompile.runtime.adoption import LeftAlone, adopt
+from zcompile.runtime.buffer import Buffer, span, tensor_over
+from zcompile.runtime.extents import ExtentFile, Lease
+from zcompile.runtime.home import Home, HomeTable, Place
+from zcompile.runtime.ledger import Ledger
+from zcompile.runtime.mapping import HomeMapping, map_host, map_lease
+from zcompile.runtime.transfers import Copies
+from zcompile.runtime.trimmer import WINDOW_BYTES, Trimmer
+
+__all__ = ["Home", "Homes", "LeftAlone", "Place"]
+
+
+class Homes:
+    """The homes of one machine.
+
+    ``file`` is where homes on nvme go; without one there are none.  Homes on the device
+    tier are ordinary memory and have no record here.
+    """
+
+    def __init__(
+        self, file: ExtentFile | None, ledger: Ledger, window_bytes: int = WINDOW_BYTES
+    ) -> None:
+        self._file = file
+        self._ledger = ledger
+        self._table = HomeTable()
+        self._lock = Lock()
+        self._pid = os.getpid()
+        self._trimmer = Trimmer(self.trim, window_bytes)
+
+    def find(self, tensor: Tensor) -> Place | None:
+        """Return where ``tensor``, or the storage it is a view of, rests; ``None`` elsewhere.
+
+        Looks at the address alone: its storage stays unseen by Python, and a tensor
+        without elements is nowhere.  Takes no lock.
+        """
+        if tensor.device.type != "cpu":
+            return None
+        return self._table.find(tensor.data_ptr())
+
+    def fresh(
+        self,
+        label: str,
+        tier: Tier,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        stride: Sequence[int],
+    ) -> Tensor:
+        """Return a new tensor with a home of its own on ``tier``; what it holds is undefined.
+
+        Nobody else holds it, nor has seen its storage: autograd adopts it as a gradient.
+        """
+        nbytes = span(shape, stride) * dtype.itemsize
+        if tier is Tier.DEVICE or nbytes == 0:
+            return torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype)
+        home, buffer = self.make(label, tier, nbytes)
+        self.register([home])
+        return tensor_over(buffer, 0, dtype, shape, stride)
+
+    def adopt(
+        self, tensors: Sequence[tuple[str, Tensor]], tier: Tier, copies: Copies
+    ) -> tuple[LeftAlone, ...]:
+        """Move the storages of labelled tensors to ``tier``: see ``adoption.adopt``."""
+        return adopt(self, tensors, tier, copies)
+
+    def swap(self, home: Home, lease: Lease) -> None:
+        """Let ``home`` rest in the extent of ``lease`` from now on, at the same address.
+
+        The caller holds a tensor over it, and bumps its version.  The extent before is free
+        again when nobody else holds its lease, such as a read in flight.
+        """
+        home.mapping.remap(lease)
+
+    def lease(self, nbytes: int, label: str) -> Lease:
+        """Lease an extent of the file; see ``ExtentFile.lease``."""
+        assert self._file is not None, f"{label} has no file to go to"
+        return self._file.lease(nbytes, label)
+
+    def make(
+        self, label: str, tier: Tier, nbytes: int, lease: Lease | None = None
+    ) -> tuple[Home, Buffer]:
+        """Return a new home and the buffer that keeps it; ``find`` knows it once registered.
+
+        On nvme it rests in ``lease``, by default a new one.
+        """
+        self._check_process(label)
+        if tier is Tier.NVME:
+            mapping = map_lease(lease or self.lease(nbytes, label))
+        else:
+            assert tier is Tier.HOST, f"a home on {tier} is ordinary memory"
+            mapping = map_host(nbytes)
+        self._ledger.hold(tier, mapping.nbytes)
+        buffer = mapping.open(partial(_drop, self._ledger, tier))
+        return Home(label, tier, nbytes, mapping), buffer
+
+    def register(self, homes: Sequence[Home]) -> None:
+        """Let ``find`` know ``homes``."""
+        with self._lock:
+            self._table = self._table.with_homes(homes)
+        if any(home.tier is Tier.NVME for home in homes):
+            self._trimmer.start()
+
+    def trim(self) -> None:
+        """Drop all resident pages of homes on nvme; no byte is lost."""
+        for home in self._table.homes:
+            home.mapping.trim()
+
+    def close(self) -> None:
+        """End the trimming thread.  Tensors over homes stay valid."""
+        self._trimmer.stop()
+
+    def _check_process(self, label: str) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"process {os.getpid()} was forked from process {self._pid} and cannot make a "
+                f"home for {label}: compile the model in the process that trains it"
+            )
+
+
+def _drop(ledger: Ledger, tier: Tier, mapping: HomeMapping) -> None:
+    """Count a home as gone; a finalizer, so it takes no lock."""
+    ledger.drop(tier, mapping.nbytes)

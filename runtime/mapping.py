@@ -1,0 +1,118 @@
+"""Mapped memory that a home rests in: an extent of a file, or anonymous memory.
+
+Note [Stores beside direct writes].  A page fault reads 2 MiB, as one large page of the
+cache where the file system can.  A store through a mapping, while a direct write to the
+same 2 MiB of the file is under way, may then keep a stale copy of what is being written.
+Code that may store runs only between schedules, and a schedule ends with no write under way.
+"""
+
+from __future__ import annotations
+
+import errno
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+from zcompile.runtime import libc
+from zcompile.runtime.buffer import Buffer, buffer_over
+from zcompile.runtime.errors import StorageError
+from zcompile.runtime.extents import Lease, page_count_bytes
+
+
+class HomeMapping:
+    """``nbytes`` of mapped memory, whole pages, at ``address`` for as long as its buffer lives.
+
+    The mapping does not keep itself: the ``Buffer`` that comes with it does, and the
+    tensors over that.  When the last has gone, the memory is unmapped and ``lease``, the
+    extent behind it (``None`` for anonymous memory), is let go.
+    """
+
+    __slots__ = ("_buffer", "address", "lease", "nbytes")
+
+    def __init__(self, address: int, nbytes: int, lease: Lease | None) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.lease = lease
+        self._buffer: Callable[[], Buffer | None] = lambda: None
+
+    def open(self, on_death: Callable[[HomeMapping], None]) -> Buffer:
+        """Return the buffer over the memory; to be called once.
+
+        ``on_death`` is called just before the memory is unmapped, from a finalizer.
+        """
+        buffer = buffer_over(self.address, self.nbytes, partial(self._end, on_death))
+        self._buffer = weakref.ref(buffer)
+        return buffer
+
+    def buffer(self) -> Buffer | None:
+        """Return what keeps the memory mapped while held; ``None`` once it has gone."""
+        return self._buffer()
+
+    def remap(self, lease: Lease) -> None:
+        """Show the extent of ``lease`` at the same address, and let go of the extent before.
+
+        Tensors over the memory stay and see the new bytes.  The size must be the same.
+        """
+        kept = self._buffer()
+        assert kept is not None, f"no tensor is left over the memory of {lease.label}"
+        assert lease.capacity == self.nbytes, f"{lease} does not fit {self.nbytes} B"
+        try:
+            libc.remap_file(self.address, lease.file.fd, lease.offset, self.nbytes)
+        except OSError as error:
+            raise _failure("remap", lease, error) from error
+        _advise(self.address, self.nbytes)
+        self.lease = lease
+
+    def trim(self) -> None:
+        """Drop the resident pages of a file mapping; its bytes stay in the file."""
+        kept = self._buffer()  # else another thread could unmap it, and the address be reused
+        if kept is not None and self.lease is not None:
+            libc.advise(self.address, self.nbytes, libc.Advice.DONTNEED)
+
+    def _end(self, on_death: Callable[[HomeMapping], None]) -> None:
+        on_death(self)
+        libc.unmap(self.address, self.nbytes)
+        self.lease = None
+
+
+def map_lease(lease: Lease) -> HomeMapping:
+    """Map the extent of ``lease``, shared: stores reach the file, direct reads see them."""
+    try:
+        address = libc.map_file(lease.file.fd, lease.offset, lease.capacity)
+    except OSError as error:
+        raise _failure("map", lease, error) from error
+    _advise(address, lease.capacity)
+    return HomeMapping(address, lease.capacity, lease)
+
+
+def map_host(nbytes: int) -> HomeMapping:
+    """Map fresh anonymous memory of exactly the pages that ``nbytes`` need."""
+    capacity = page_count_bytes(nbytes)
+    return HomeMapping(libc.map_anonymous(capacity), capacity, None)
+
+
+def _advise(address: int, nbytes: int) -> None:
+    """Make a page fault read 2 MiB.
+
+    By default it reads the device's readahead twice, 16 MiB here; with ``RANDOM`` alone 4
+    KiB, and a walk is then 40 times slower.  A kernel without huge pages refuses: it keeps
+    the default.
+    """
+    try:
+        libc.advise(address, nbytes, libc.Advice.HUGEPAGE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    else:
+        libc.advise(address, nbytes, libc.Advice.RANDOM)
+
+
+def _failure(action: str, lease: Lease, error: OSError) -> StorageError:
+    return StorageError.during(
+        action,
+        error.errno or errno.EIO,
+        file=lease.file.path,
+        offset=lease.offset,
+        nbytes=lease.nbytes,
+        label=lease.label,
+    )
