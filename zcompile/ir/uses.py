@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from zcompile.ir.schedule import Compute, Kernel, Role, Schedule, Update
 
-GIVEN_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.STATE})
+GIVEN_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.INPUT})
 """Roles whose values always exist before the first step: a kernel changes them in place."""
 
 
@@ -24,21 +24,15 @@ def given(schedule: Schedule) -> frozenset[str]:
     """Return the names of the values that exist before the first step.
 
     A value of another role is given if the first kernel that touches it reads it (an
-    activation in backward, a gradient in an update); otherwise that kernel makes it.
+    activation in backward, a state in an update); otherwise that kernel makes it (a
+    gradient in backward, a state in the first update).
     """
     found = {value.name for value in schedule.values if value.role in GIVEN_ROLES}
     seen = set(found)
     for step in schedule.steps:
-        match step:
-            case Compute(_, reads, writes):
-                found.update(name for name in reads if name not in seen)
-                seen.update(reads, writes)
-            case Update():
-                # What an update writes it changes in place, so it was there.
-                found.update(name for name in operands(step) if name not in seen)
-                seen.update(operands(step))
-            case _:
-                pass
+        if isinstance(step, Compute | Update):
+            found.update(name for name in step.reads if name not in seen)
+            seen.update(operands(step))
     found.update(value.name for value in schedule.values if value.name not in seen)
     return frozenset(found)
 
