@@ -47,7 +47,9 @@ Kernels = Mapping[str, Callable[[Mapping[str, "Tensor"]], Mapping[str, "Tensor"]
 """By kernel name: from the tensors of its reads, by value name, to those of its writes."""
 
 
-def execute(schedule: Schedule, on: Executor, kernels: Kernels, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def execute(
+    schedule: Schedule, on: Executor, kernels: Kernels, inputs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Carry out ``schedule`` step by step; return the tensors of its outputs by name.
 
     Emitted FX code does the same without this loop; this loop is for schedules that have
@@ -71,4 +73,5 @@ def execute(schedule: Schedule, on: Executor, kernels: Kernels, inputs: Mapping[
                 on.release(value, after)
             case _:
                 assert_never(step)
-    return {name: homes.get(name, tensors.get(name, inputs.get(name))) for name in schedule.outputs}
+    tensors = {**inputs, **tensors, **homes}
+    return {name: tensors[name] for name in schedule.outputs}

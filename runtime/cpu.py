@@ -1,0 +1,156 @@
+"""The executor for a CPU: fetched copies in the arena, copies by the machine's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from zcompile.ir import Offload, Schedule, Tier, page_aligned
+from zcompile.runtime.arena import Arena
+from zcompile.runtime.binding import Binding, Layout
+from zcompile.runtime.extents import Lease
+from zcompile.runtime.machine import Machine
+from zcompile.runtime.shadows import Shadows
+from zcompile.runtime.spot import Region, Spot, spot_of
+from zcompile.runtime.tickets import Tickets
+from zcompile.runtime.transfers import Copies
+
+
+@dataclass(frozen=True, slots=True)
+class _Outgoing:
+    """The device copy that an offload reads; ``extra_bytes`` if it was made for the offload."""
+
+    tensor: Tensor
+    extra_bytes: int
+
+
+class CpuExecutor:
+    """Executes one invocation of ``schedule``: see ``Executor`` for the steps.
+
+    ``bindings`` says what the names of managed values stand for, ``arena`` is on lease for
+    this invocation.  ``copies`` starts the copies, by default the machine's transfers.
+
+    A schedule that updates values calls ``prepare`` before its first step and ``commit``
+    after its last.  Until then their homes in the file have the bytes of before, so that
+    any error leaves them as they were.  Homes on other tiers are changed in place.
+
+    An error in a copy reaches whoever waits for it: ``wait``, ``release`` or, if nobody
+    did, ``close``.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        bindings: Mapping[str, Binding],
+        arena: Arena,
+        machine: Machine,
+        copies: Copies | None = None,
+    ) -> None:
+        assert schedule.arena_bytes <= arena.nbytes, "the arena is too small for the schedule"
+        self._bindings = bindings
+        self._arena = arena
+        self._homes = machine.homes
+        self._copies: Copies = copies or machine.transfers
+        self._ledger = machine.ledger
+        self._tickets = Tickets()
+        self._offsets: dict[str, int] = {}
+        self._outgoing: dict[str, _Outgoing] = {}
+        self._moved_to: dict[str, Spot] = {}
+        self._shadows = Shadows(machine.homes, _updated(schedule, bindings))
+
+    def prepare(self) -> None:
+        """Lease the space for every updated value; ``StorageError`` if there is too little."""
+        self._shadows.prepare()
+
+    def fetch(self, ticket: int, value: str, src: Tier, offset: int) -> None:
+        del src  # where the bytes rest now decides, even if the plan was made before they moved
+        self._tickets.check_new(ticket)
+        nbytes = self._bindings[value].layout.nbytes
+        room = page_aligned(nbytes)
+        assert offset + room <= self._arena.nbytes, f"%{value} does not fit into the arena"
+        region = Region(self._arena.address + offset, nbytes, room, self._arena)
+        self._offsets[value] = offset
+        self._tickets.start(ticket, value, self._spot(value).fetch(self._copies, region, value))
+
+    def wait(self, ticket: int, value: str) -> Tensor:
+        self._tickets.finish(ticket, value)
+        layout = self._bindings[value].layout
+        return self._arena.tensor(self._offsets[value], layout.dtype, layout.shape, layout.stride)
+
+    def offload(self, ticket: int, value: str, dst: Tier, tensor: Tensor) -> Tensor:
+        self._tickets.check_new(ticket)
+        binding = self._bindings[value]
+        outgoing = self._outgoing[value] = self._prepared(tensor, binding.layout)
+        if binding.source is None:
+            layout = binding.layout
+            home = self._homes.fresh(value, dst, layout.dtype, layout.shape, layout.stride)
+            spot = spot_of(self._homes, home)
+        else:
+            home = binding.source
+            spot = self._shadows.spot(value)
+        region = self._region(outgoing.tensor, binding.layout.nbytes)
+        self._tickets.start(ticket, value, spot.store(self._copies, region, value))
+        self._moved_to[value] = spot
+        return home
+
+    def release(self, value: str, after: int | None) -> None:
+        if after is not None:
+            self._tickets.finish(after, value)
+        self._offsets.pop(value, None)
+        self._let_go(value)
+
+    def commit(self) -> tuple[Lease, ...]:
+        """Let the updated homes have their new bytes; whoever asks bumps their versions.
+
+        Returns the extents that they rested in before, which are free when nobody holds
+        the leases.
+        """
+        self._tickets.settle()
+        assert not self._tickets.failed, "an update that failed cannot be committed"
+        return self._shadows.commit(self._moved_to.keys())
+
+    def close(self) -> None:
+        try:
+            self._tickets.settle()  # first: no memory may go while a copy touches it
+        finally:
+            for value in list(self._outgoing):
+                self._let_go(value)
+            self._offsets.clear()
+            self._moved_to.clear()
+            self._shadows.drop()
+
+    def _spot(self, value: str) -> Spot:
+        """Return where the newest bytes of ``value`` rest."""
+        if value in self._moved_to:
+            return self._moved_to[value]
+        source = self._bindings[value].source
+        assert source is not None, f"%{value} is fetched but rests nowhere"
+        return spot_of(self._homes, source)
+
+    def _prepared(self, tensor: Tensor, layout: Layout) -> _Outgoing:
+        """Return ``tensor`` in the layout that its home has."""
+        assert (tensor.dtype, tuple(tensor.shape)) == (layout.dtype, layout.shape)
+        if layout.holds(tensor):
+            return _Outgoing(tensor, 0)
+        self._ledger.hold(Tier.DEVICE, layout.nbytes)
+        return _Outgoing(layout.copy_of(tensor), layout.nbytes)
+
+    def _region(self, tensor: Tensor, nbytes: int) -> Region:
+        """Return the memory of ``tensor``, with the rest of its slot if it has one."""
+        address = tensor.data_ptr()
+        in_arena = 0 <= address - self._arena.address < self._arena.nbytes
+        return Region(address, nbytes, page_aligned(nbytes) if in_arena else nbytes, tensor)
+
+    def _let_go(self, value: str) -> None:
+        outgoing = self._outgoing.pop(value, None)
+        if outgoing is not None and outgoing.extra_bytes:
+            self._ledger.drop(Tier.DEVICE, outgoing.extra_bytes)
+
+
+def _updated(schedule: Schedule, bindings: Mapping[str, Binding]) -> dict[str, Tensor]:
+    """Return the sources whose bytes ``schedule`` replaces, by value name."""
+    offloaded = [step.value for step in schedule.steps if isinstance(step, Offload)]
+    sources = {value: bindings[value].source for value in offloaded}
+    return {value: source for value, source in sources.items() if source is not None}
