@@ -1,6 +1,13 @@
 """The schedule IR: plain data, standard library only."""
 
-from zcompile.ir.memory import Footprint, device_profile, footprint, host_profile, peak_bytes
+from zcompile.ir.memory import (
+    Footprint,
+    device_profile,
+    footprint,
+    held_at,
+    host_profile,
+    peak_bytes,
+)
 from zcompile.ir.rules import ALL_RULES, Rule, ScheduleError
 from zcompile.ir.schedule import (
     MANAGED_ROLES,
@@ -47,6 +54,7 @@ __all__ = [
     "device_profile",
     "footprint",
     "given",
+    "held_at",
     "host_profile",
     "is_name",
     "kernel_name",

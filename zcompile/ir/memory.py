@@ -15,8 +15,10 @@ from zcompile.ir.schedule import (
     Offload,
     Release,
     Schedule,
+    Step,
     Tier,
     Update,
+    Value,
     page_aligned,
 )
 from zcompile.ir.target import Target
@@ -46,22 +48,35 @@ class _Device:
         kept = {value.name for value in schedule.values if value.held} | set(schedule.outputs)
         self._ends = device - kept
         self._given = given(schedule)
-        self._present = device & self._given
+        self._ordinary = device & self._given
         self._fetched: set[str] = set()
-        self.ordinary = self._sum(self._present)
+        self.ordinary = self._sum(self._ordinary)
         self.arena = 0
 
     def run(self, at: int, kernel: Kernel) -> int:
         """Run ``kernel`` at step ``at``; return the most ordinary bytes held meanwhile."""
         before = self.ordinary
-        made = set(kernel.writes) - self._given - self._present - self._fetched
-        self._present |= made
+        made = set(kernel.writes) - self._given - self._ordinary - self._fetched
+        self._ordinary |= made
         dying = {
             name for name in operands(kernel) if self._last[name] == at and name in self._ends
-        } & self._present
-        self._present -= dying
+        } & self._ordinary
+        self._ordinary -= dying
         self.ordinary += self._sum(made) - self._sum(dying)
         return max(before + kernel.transient_bytes, self.ordinary)
+
+    def take(self, at: int, step: Step) -> int:
+        """Take ``step``, the one at ``at``; return the most ordinary bytes held meanwhile."""
+        match step:
+            case Compute() | Update():
+                return self.run(at, step)
+            case Fetch(_, value):
+                self.fetch(value)
+            case Release(value):
+                self.release(value)
+            case _:
+                pass
+        return self.ordinary
 
     def fetch(self, value: str) -> None:
         self._fetched.add(value)
@@ -72,8 +87,12 @@ class _Device:
             self._fetched.remove(value)
             self.arena -= page_aligned(self._nbytes[value])
         else:
-            self._present.remove(value)
+            self._ordinary.remove(value)
             self.ordinary -= self._nbytes[value]
+
+    @property
+    def present(self) -> set[str]:
+        return self._ordinary | self._fetched
 
     def _sum(self, names: Iterable[str]) -> int:
         return sum(self._nbytes[name] for name in names)
@@ -85,20 +104,20 @@ def footprint(schedule: Schedule) -> Footprint:
     ordinary: list[int] = []
     arena: list[int] = []
     for at, step in enumerate(schedule.steps):
-        most = device.ordinary
-        match step:
-            case Compute() | Update():
-                most = device.run(at, step)
-            case Fetch(_, value):
-                device.fetch(value)
-            case Release(value):
-                device.release(value)
-                most = device.ordinary
-            case _:
-                pass
-        ordinary.append(most)
+        ordinary.append(device.take(at, step))
         arena.append(device.arena)
     return Footprint(tuple(ordinary), tuple(arena))
+
+
+def held_at(schedule: Schedule, at: int) -> tuple[Value, ...]:
+    """Return the values that the device holds at step ``at``, as its footprint counts them."""
+    device = _Device(schedule)
+    for before, step in enumerate(schedule.steps[:at]):
+        device.take(before, step)
+    held = set(device.present)
+    device.take(at, schedule.steps[at])
+    held |= device.present
+    return tuple(value for value in schedule.values if value.name in held)
 
 
 def device_profile(schedule: Schedule, target: Target) -> list[int]:

@@ -1,0 +1,167 @@
+"""The pipeline: which passes run, in which order, with which options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields, replace
+
+from zcompile.ir import Schedule, Target, peak_bytes, verify
+from zcompile.passes.base import OFFLOADED, PACKED, PLACED, STREAMED, Pass, Stage, run
+from zcompile.passes.defer import Defer
+from zcompile.passes.keep import Keep
+from zcompile.passes.offload import Offload
+from zcompile.passes.pack import Pack
+from zcompile.passes.place import Place
+from zcompile.passes.prefetch import Prefetch
+from zcompile.passes.stream import Stream
+
+Pipeline = tuple[Pass, ...]
+
+PIPELINE: Pipeline = (Place(), Stream(), Offload(), Keep(), Defer(), Prefetch(), Pack())
+"""What runs unless the user says otherwise."""
+
+COMPLETE = (PLACED, STREAMED, OFFLOADED, PACKED)
+"""What must hold of a plan that is to be run."""
+
+RUNGS = (100, 50, 25, 0)
+"""How much of their spare bytes the passes may spend, in percent, try by try.
+
+They spend as if the arena could be filled without holes.  Where packing leaves holes and
+so breaks the budget, less is spent.  At 0 they are left out: the lean plan has no holes.
+"""
+
+_PASSES: dict[str, Pass] = {each.name: each for each in PIPELINE}
+_BETWEEN_ENTRIES = re.compile(r",(?![^{]*\})")
+_ENTRY = re.compile(r"(\w+)(?:\{(.*)\})?")
+_OPTION = re.compile(r"(\w+)=([0-9]+)")
+
+
+def render_pipeline(passes: Sequence[Pass]) -> str:
+    """Return the text form of ``passes``, with all their options.
+
+    >>> render_pipeline([Stream(), Defer(kernels=1)])
+    'stream,defer{kernels=1,spare_percent=50}'
+    """
+    return ",".join(map(_render_pass, passes))
+
+
+def _render_pass(each: Pass) -> str:
+    options = ",".join(f"{field.name}={getattr(each, field.name)}" for field in fields(each))
+    return f"{each.name}{{{options}}}" if options else each.name
+
+
+def parse_pipeline(text: str) -> Pipeline:
+    """Return the passes that ``text`` names; an option that is not given has its default.
+
+    Raises ``ValueError`` for a pass or option that is unknown or has no legal value.
+
+    >>> parse_pipeline("stream, defer{kernels=1}")
+    (Stream(), Defer(kernels=1, spare_percent=50))
+    """
+    return tuple(_parse_pass(entry.strip()) for entry in _BETWEEN_ENTRIES.split(text))
+
+
+def _parse_pass(entry: str) -> Pass:
+    matched = _ENTRY.fullmatch(entry)
+    if matched is None or matched[1] not in _PASSES:
+        raise ValueError(f"{entry!r} is no pass; the passes are {', '.join(_PASSES)}")
+    default = _PASSES[matched[1]]
+    known = [field.name for field in fields(default)]
+    options: dict[str, int] = {}
+    for option in (matched[2] or "").split(",") if matched[2] else ():
+        parts = _OPTION.fullmatch(option.strip())
+        if parts is None or parts[1] not in known:
+            have = ", ".join(f"{name}=NUMBER" for name in known) or "nothing"
+            raise ValueError(f"{default.name}: {option.strip()!r} is no option; it takes {have}")
+        options[parts[1]] = int(parts[2])
+    return replace(default, **options)
+
+
+def without(passes: Sequence[Pass], names: Collection[str]) -> Pipeline:
+    """Return ``passes`` without those called ``names``, which must be among them."""
+    present = {each.name for each in passes}
+    for name in names:
+        if name not in present:
+            raise ValueError(f"{name!r} is no pass to skip; there is {', '.join(present)}")
+    return tuple(each for each in passes if each.name not in names)
+
+
+def check_order(passes: Sequence[Pass]) -> None:
+    """Raise ``ValueError`` unless every pass finds what it needs and the plan is complete."""
+    facts: set[str] = set()
+    for each in passes:
+        if PACKED in facts:
+            raise ValueError(f"{each.name} comes after the arena was packed; nothing may")
+        if missing := sorted(each.needs - facts):
+            raise ValueError(f"{each.name} needs {missing}, which no earlier pass gives")
+        facts |= each.gives
+    if missing := [fact for fact in COMPLETE if fact not in facts]:
+        raise ValueError(f"the pipeline ends and no pass gives {missing}")
+
+
+def build_pipeline(text: str | None = None, skip: Collection[str] = ()) -> Pipeline:
+    """Return the pipeline of ``text``, by default `PIPELINE`, without the passes in ``skip``.
+
+    Raises ``ValueError`` if the text cannot be read or what is left cannot run.
+    """
+    passes = without(PIPELINE if text is None else parse_pipeline(text), skip)
+    check_order(passes)
+    return passes
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A pipeline, in text, whose plan broke the device budget, and the bytes it needed."""
+
+    pipeline: str
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A schedule ready to run: the pipeline that made it, every stage, and failed tries."""
+
+    pipeline: str
+    stages: tuple[Stage, ...]
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.stages[-1].after
+
+
+def ladder(passes: Sequence[Pass]) -> tuple[Pipeline, ...]:
+    """Return ``passes`` as they are and ever leaner, without repetition."""
+    return tuple(dict.fromkeys(_leaner(passes, percent) for percent in RUNGS))
+
+
+def _leaner(passes: Sequence[Pass], percent: int) -> Pipeline:
+    found: list[Pass] = []
+    for each in passes:
+        if not isinstance(each, Keep | Defer | Prefetch):
+            found.append(each)
+        elif percent > 0:
+            found.append(replace(each, spare_percent=each.spare_percent * percent // 100))
+    return tuple(found)
+
+
+def run_within_budget(passes: Sequence[Pass], schedule: Schedule, target: Target) -> Plan:
+    """Plan ``schedule``, as captured, by the first pipeline of the ladder that fits.
+
+    The device budget is kept whenever the lean plan keeps it.  Raises ``ScheduleError``
+    (rule V4) if it does not, or if the placement breaks the host budget.
+    """
+    check_order(passes)
+    rejected: list[Rejected] = []
+    rungs = ladder(passes)
+    for pipeline in rungs:
+        stages = run(pipeline, schedule, target)
+        planned = stages[-1].after
+        peak = peak_bytes(planned, target)
+        fits = target.device_budget is None or peak <= target.device_budget
+        if fits or pipeline is rungs[-1]:
+            verify(planned, target, captured=schedule)
+            return Plan(render_pipeline(pipeline), stages, tuple(rejected))
+        rejected.append(Rejected(render_pipeline(pipeline), peak))
+    raise AssertionError("every ladder has a last rung")

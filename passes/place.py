@@ -1,0 +1,226 @@
+"""Place: decide the home of every managed value, once for all graphs of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from zcompile.ir import Role, Schedule, Target, Tier, Value
+from zcompile.passes.base import PLACED
+from zcompile.passes.lean import lean_peak
+from zcompile.passes.pins import Pin, pin_of
+from zcompile.passes.placement import (
+    DoesNotFit,
+    Placement,
+    Verdict,
+    managed_values,
+    resident_bytes,
+    target_for,
+    with_homes,
+)
+
+MAX_PREFETCH_BYTES = 64 << 20
+"""Of the spare device bytes half, but no more than this, stays free for prefetching."""
+
+MAX_ROUNDS = 8
+"""How often the spare bytes are measured anew; most placements settle in two rounds."""
+
+HOTTEST_FIRST = (Role.PARAMETER, Role.GRADIENT, Role.STATE)
+"""By the bytes that each byte at home makes travel in an iteration.
+
+A parameter is read by forward, backward and update, and written by the update; a gradient
+is written once, and read by the update and by clipping; a state is read and written once.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Give each managed value the home that ``target.homes`` says.
+
+    Needs:  nothing.
+    Keeps:  the steps; values that the target does not name.
+    Ends:   managed values at home on the device are ``held``.
+    """
+
+    name: ClassVar[str] = "place"
+    needs: ClassVar[frozenset[str]] = frozenset()
+    gives: ClassVar[frozenset[str]] = frozenset({PLACED})
+
+    def __call__(self, schedule: Schedule, target: Target) -> Schedule:
+        return with_homes(schedule, target.homes)
+
+
+def place(
+    graphs: Sequence[Schedule], extra: Sequence[Value], pins: Sequence[Pin], target: Target
+) -> Placement:
+    """Decide the home of every managed value of ``graphs``, captured, and of ``extra``.
+
+    Without a device budget everything lives on the device, pins aside.  With one, values
+    live there as far as the lean plan of every graph still fits and some room for prefetching
+    is left; the rest goes to the host while it has room, and to nvme.  The hottest kind goes
+    first, and within a kind what a graph names first.
+
+    Raises ``DoesNotFit`` if a pin cannot be obeyed or no placement keeps the budgets.
+    """
+    model = _Model(tuple(graphs), managed_values(graphs, extra), target)
+    pinned = {each.name: pin for each in model.values if (pin := pin_of(each, pins))}
+    homes = {name: tier for name, (_, tier) in pinned.items()}
+    _check_tiers(model, homes)
+    free = [each for kind in HOTTEST_FIRST for each in model.values if each.role is kind]
+    free = [each for each in free if each.name not in pinned]
+    homes |= _device_homes(model, homes, free)
+    homes |= _other_homes(model, homes, free)
+    verdicts = (
+        Verdict(
+            each.name, homes[each.name], _reason(homes[each.name], pinned.get(each.name), target)
+        )
+        for each in model.values
+    )
+    return Placement({each.name: homes[each.name] for each in model.values}, tuple(verdicts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    graphs: tuple[Schedule, ...]
+    values: tuple[Value, ...]
+    target: Target
+
+    @property
+    def away(self) -> Tier | None:
+        """The slowest tier off the device, which takes what fits nowhere else."""
+        if self.target.has_nvme:
+            return Tier.NVME
+        return None if self.target.host_budget is None else Tier.HOST
+
+    @property
+    def host_bytes(self) -> int:
+        return (self.target.host_budget or 0) - self.target.host_reserved_bytes
+
+    def peak(self, device: Iterable[str]) -> int:
+        """Return what the lean plans need with homes on the ``device`` and the rest away.
+
+        Which tier the rest is on makes no difference to the device.
+        """
+        on_device = set(device)
+        homes = {
+            each.name: Tier.DEVICE if each.name in on_device else Tier.NVME for each in self.values
+        }
+        placement = Placement(homes)
+        return max(
+            (
+                lean_peak(graph, target_for(graph, placement, self.values, self.target))
+                for graph in self.graphs
+            ),
+            default=self.target.reserved_bytes + resident_bytes(placement, self.values),
+        )
+
+
+def _check_tiers(model: _Model, pinned: Mapping[str, Tier]) -> None:
+    """Raise ``DoesNotFit`` if values are pinned off the device where there is no such room."""
+    placed = [each for each in model.values if each.name in pinned]
+    on_host = sum(each.nbytes for each in placed if pinned[each.name] is Tier.HOST)
+    on_nvme = sum(each.nbytes for each in placed if pinned[each.name] is Tier.NVME)
+    if on_nvme and not model.target.has_nvme:
+        raise DoesNotFit("nvme_dir", on_nvme, "values are pinned to nvme and there is none")
+    if on_host > max(0, model.host_bytes):
+        why = f"{on_host} B are pinned to the host"
+        raise DoesNotFit("host_budget", on_host - max(0, model.host_bytes), why)
+
+
+def _device_homes(
+    model: _Model, pinned: Mapping[str, Tier], free: Sequence[Value]
+) -> dict[str, Tier]:
+    """Return the values among ``free`` that live on the device."""
+    budget = model.target.device_budget
+    on_device = [name for name, tier in pinned.items() if tier is Tier.DEVICE]
+    everything = [*on_device, *(each.name for each in free)]
+    if budget is None:
+        return {each.name: Tier.DEVICE for each in free}
+    if (all_bytes := model.peak(everything)) <= budget:
+        return {each.name: Tier.DEVICE for each in free}
+    if model.away is None:
+        why = "all must live on the device: there is neither host_budget nor nvme_dir"
+        raise DoesNotFit("device_budget", all_bytes - budget, why)
+    lean_bytes = model.peak(on_device)
+    if lean_bytes > budget:
+        why = f"{lean_bytes} B are needed with all but pinned values off the device"
+        raise DoesNotFit("device_budget", lean_bytes - budget, why)
+    room = min((budget - lean_bytes) // 2, MAX_PREFETCH_BYTES)
+    chosen = _fill(model, on_device, free, budget - room)
+    if _excess(model, pinned, chosen, free) > 0:
+        # What is neither on the device nor on the host is nowhere: prefetching gives way.
+        chosen |= _fill(model, [*on_device, *chosen], free, budget)
+    if (missing := _excess(model, pinned, chosen, free)) > 0:
+        raise DoesNotFit("host_budget", missing, "the host is full and there is no nvme_dir")
+    return dict.fromkeys(chosen, Tier.DEVICE)
+
+
+def _excess(
+    model: _Model, pinned: Mapping[str, Tier], chosen: Collection[str], free: Sequence[Value]
+) -> int:
+    """Return by how much the values that are not ``chosen`` are too many for the host."""
+    if model.target.has_nvme:
+        return 0
+    on_host = [each for each in model.values if pinned.get(each.name) is Tier.HOST]
+    rest = [each for each in free if each.name not in chosen]
+    return sum(each.nbytes for each in (*on_host, *rest)) - model.host_bytes
+
+
+def _fill(
+    model: _Model, on_device: Sequence[str], free: Sequence[Value], budget: int
+) -> dict[str, None]:
+    """Return those of ``free`` that fit, in order, beside the values ``on_device``.
+
+    Counting all bytes of a value is never too little: at home on the device it is there all
+    the time, and no longer in the arena.  What that leaves in the arena is found by measuring
+    again.
+    """
+    chosen: dict[str, None] = {}
+    for _ in range(MAX_ROUNDS):
+        taken = {*on_device, *chosen}
+        spare = budget - model.peak(taken)
+        before = len(chosen)
+        for value in free:
+            cost = _device_cost(value)
+            if value.name not in taken and cost <= spare:
+                chosen[value.name] = None
+                spare -= cost
+        if len(chosen) == before:
+            break
+    return chosen
+
+
+def _device_cost(value: Value) -> int:
+    # A second backward makes the new gradient while the first is held: see reserved_for.
+    return 2 * value.nbytes if value.role is Role.GRADIENT else value.nbytes
+
+
+def _other_homes(
+    model: _Model, homes: Mapping[str, Tier], free: Sequence[Value]
+) -> dict[str, Tier]:
+    """Return the homes of those ``free`` values that do not live on the device."""
+    pinned = sum(each.nbytes for each in model.values if homes.get(each.name) is Tier.HOST)
+    room = model.host_bytes - pinned
+    found: dict[str, Tier] = {}
+    for value in free:
+        if value.name in homes:
+            continue
+        on_host = value.nbytes <= room or not model.target.has_nvme
+        found[value.name] = Tier.HOST if on_host else Tier.NVME
+        room -= value.nbytes if on_host else 0
+    return found
+
+
+def _reason(tier: Tier, pin: Pin | None, target: Target) -> str:
+    if pin is not None:
+        return f"pinned by {pin[0]!r}"
+    match tier:
+        case Tier.DEVICE if target.device_budget is None:
+            return "there is no device_budget"
+        case Tier.DEVICE:
+            return "every lean plan still fits device_budget beside it"
+        case Tier.HOST:
+            return "host_budget has room, device_budget has not"
+        case Tier.NVME:
+            return "no faster tier has room"

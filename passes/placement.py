@@ -1,0 +1,120 @@
+"""A placement: the home of every managed value of a model, agreed for all its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from zcompile.ir import MANAGED_ROLES, Role, Schedule, Target, Tier, Value, given
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One decision and its reason, for people."""
+
+    value: str
+    tier: Tier
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The tier of every managed value by name, and why."""
+
+    homes: Mapping[str, Tier]
+    verdicts: tuple[Verdict, ...] = ()
+
+
+class DoesNotFit(ValueError):
+    """No placement keeps the budgets and obeys the pins.
+
+    ``option`` is the option that stands in the way and ``missing_bytes`` is by how much;
+    for a tier that is not there at all, all that was to go there.
+    """
+
+    def __init__(
+        self,
+        option: Literal["device_budget", "host_budget", "nvme_dir"],
+        missing_bytes: int,
+        why: str,
+    ) -> None:
+        self.option = option
+        self.missing_bytes = missing_bytes
+        super().__init__(f"{option}: {why}; {missing_bytes} B are missing")
+
+
+def managed_values(graphs: Sequence[Schedule], extra: Sequence[Value] = ()) -> tuple[Value, ...]:
+    """Return the managed values of all ``graphs`` and ``extra``, each name once.
+
+    Raises ``ValueError`` if two graphs give one name to values of different size or role.
+    """
+    found: dict[str, Value] = {}
+    for value in (*(value for graph in graphs for value in graph.values), *extra):
+        if value.role not in MANAGED_ROLES:
+            continue
+        first = found.setdefault(value.name, value)
+        if (first.nbytes, first.role) != (value.nbytes, value.role):
+            raise ValueError(
+                f"%{value.name} is {first.nbytes} B of {first.role} in one graph "
+                f"and {value.nbytes} B of {value.role} in another"
+            )
+    return tuple(found.values())
+
+
+def with_homes(schedule: Schedule, homes: Mapping[str, Tier]) -> Schedule:
+    """Return ``schedule`` with its managed values at ``homes``; others stay as they are.
+
+    A managed value whose home is the device is ``held``: it outlives the schedule.
+    """
+
+    def settle(value: Value) -> Value:
+        if value.role not in MANAGED_ROLES:
+            return value
+        home = homes.get(value.name, value.home)
+        return replace(value, home=home, held=home is Tier.DEVICE)
+
+    return replace(schedule, values=tuple(map(settle, schedule.values)))
+
+
+def resident_bytes(placement: Placement, values: Iterable[Value], tier: Tier = Tier.DEVICE) -> int:
+    """Return the bytes of those ``values`` whose home is ``tier``."""
+    return sum(value.nbytes for value in values if placement.homes[value.name] is tier)
+
+
+def reserved_for(graph: Schedule, placement: Placement, values: Iterable[Value]) -> int:
+    """Return the device bytes of homes that ``graph`` does not show, out of all ``values``.
+
+    A gradient that ``graph`` makes counts too: the one of the previous backward may still
+    be held when the new one is made, for accumulation.
+    """
+    there = given(graph)
+    shown = {value.name for value in graph.values if value.name in there}
+    return resident_bytes(placement, (each for each in values if each.name not in shown))
+
+
+def target_for(
+    graph: Schedule, placement: Placement, values: Sequence[Value], target: Target
+) -> Target:
+    """Return ``target`` as planning ``graph`` needs it: homes, and bytes that it cannot see.
+
+    The reserved bytes of ``target`` itself (I/O buffers) count for every graph.
+    """
+    shown = {value.name for value in graph.values}
+    unseen = [value for value in values if value.name not in shown]
+    on_host = resident_bytes(placement, unseen, Tier.HOST)
+    return replace(
+        target,
+        homes=placement.homes,
+        reserved_bytes=target.reserved_bytes + reserved_for(graph, placement, values),
+        host_reserved_bytes=target.host_reserved_bytes + on_host,
+    )
+
+
+def parameter_of(value: Value) -> str:
+    """Return the name of the parameter that ``value`` belongs to, itself maybe.
+
+    >>> parameter_of(Value("layers.0.weight:exp_avg", 4, Role.STATE))
+    'layers.0.weight'
+    """
+    return value.name if value.role is Role.PARAMETER else value.name.rpartition(":")[0]

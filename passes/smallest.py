@@ -1,0 +1,104 @@
+"""Smallest: the least device budget that a schedule can run in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from zcompile.ir import (
+    Compute,
+    Schedule,
+    Target,
+    Tier,
+    Update,
+    Value,
+    footprint,
+    given,
+    held_at,
+    kernel_name,
+    peak_bytes,
+)
+from zcompile.passes.lean import lean_plan
+from zcompile.passes.pins import Pin, pin_of
+from zcompile.passes.placement import Placement, managed_values, target_for
+
+NUM_VALUES = 8
+"""How many of the largest values are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """The least device budget, and what needs it.
+
+    ``step`` is the kernel at which most is held, by its number in the captured ``schedule``;
+    ``kernel`` is its name.  ``values`` are the largest held there, the largest first, those
+    for which the arena is as large as it is among them.
+    """
+
+    bytes: int
+    schedule: str
+    step: int
+    kernel: str
+    values: tuple[Value, ...]
+
+
+def smallest_bytes(schedule: Schedule, target: Target) -> Smallest:
+    """Return the least device budget for ``schedule``, captured, with all it may at home away.
+
+    ``target.homes`` are the pins; other managed values live on whatever tier there is off
+    the device.  A budget of exactly this many bytes works, by the lean plan.
+    """
+    away = _away(target)
+    homes = {each.name: away for each in managed_values([schedule])} | dict(target.homes)
+    plan = lean_plan(schedule, replace(target, homes=homes))
+    held = footprint(plan)
+    kernels = {at: step for at, step in enumerate(plan.steps) if isinstance(step, Compute | Update)}
+    if not kernels:
+        return Smallest(peak_bytes(plan, target), schedule.name, 0, "", ())
+    # The arena is there at every step, so the step that decides need not be the one that
+    # fills it.
+    fullest = max(kernels, key=lambda at: held.ordinary[at])
+    fullest_arena = max(kernels, key=lambda at: held.arena[at])
+    return Smallest(
+        bytes=peak_bytes(plan, target),
+        schedule=schedule.name,
+        step=list(kernels).index(fullest),
+        kernel=kernel_name(kernels[fullest]),
+        values=_largest(plan, fullest, fullest_arena),
+    )
+
+
+def smallest_for_model(
+    graphs: Sequence[Schedule], extra: Sequence[Value], pins: Sequence[Pin], target: Target
+) -> Smallest:
+    """Return the least device budget with which `place` succeeds, and the graph that needs it.
+
+    ``graphs`` must not be empty.
+    """
+    values = managed_values(graphs, extra)
+    away = _away(target)
+    pinned = {each.name: pin_of(each, pins) for each in values}
+    homes = {name: away if pin is None else pin[1] for name, pin in pinned.items()}
+    placement = Placement(homes)
+    return max(
+        (smallest_bytes(graph, target_for(graph, placement, values, target)) for graph in graphs),
+        key=lambda smallest: smallest.bytes,
+    )
+
+
+def _away(target: Target) -> Tier:
+    if target.has_nvme:
+        return Tier.NVME
+    return Tier.DEVICE if target.host_budget is None else Tier.HOST
+
+
+def _largest(plan: Schedule, fullest: int, fullest_arena: int) -> tuple[Value, ...]:
+    there = given(plan)
+    slots = {
+        value.name
+        for value in held_at(plan, fullest_arena)
+        if value.home is not Tier.DEVICE and value.name in there
+    }
+    held = {value.name for value in held_at(plan, fullest)} | slots
+    largest = sorted(plan.values, key=lambda value: -value.nbytes)
+    return tuple(value for value in largest if value.name in held)[:NUM_VALUES]
