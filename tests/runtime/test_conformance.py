@@ -197,11 +197,13 @@ def test_autograd_adopts_the_home_of_a_gradient(make: Make, tier: Tier) -> None:
 
     class Twice(torch.autograd.Function):
         @staticmethod
-        def forward(_ctx: Any, weight: Tensor) -> Tensor:
+        def forward(ctx: Any, weight: Tensor) -> Tensor:
+            del ctx
             return weight * 2
 
         @staticmethod
-        def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            del ctx
             executor = make(OFFLOAD, {"g": Binding(Layout.of(weight))})
             home = executor.offload(0, "g", tier, gradients[0] * 2)
             executor.release("g", 0)
