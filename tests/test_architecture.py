@@ -17,8 +17,11 @@ MAX_LINES = 400
 LINKED = ("passes", "runtime")
 STDLIB_ONLY = frozenset[str]()
 
-BELOW_SESSION = {"ir", "passes", "runtime", "options", "errors", "registry"}
-BELOW_BACKEND = {*BELOW_SESSION, "bridge", "graphs", "optim", "session"}
+BELOW_SESSION = {
+    *("ir", "errors", "options", "passes", "runtime", "planner"),
+    *("registry", "bridge", "graphs", "optim"),
+}
+BELOW_BACKEND = {*BELOW_SESSION, "session"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "ir": set(),
@@ -26,9 +29,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": {"ir"},
     "passes": {"ir"},
     "runtime": {"ir"},
+    "planner": {"ir", "errors", "options", "passes"},
     "registry": set(),
     "bridge": {"ir", "runtime"},
-    "graphs": {"ir", "bridge"},
+    "graphs": {"ir", "bridge", "planner"},
     "optim": {"ir", "passes", "runtime"},
     "session": BELOW_SESSION,
     "backend": BELOW_BACKEND,

@@ -30,7 +30,9 @@ def test_parameters_carry_their_qualified_names_in_both_graphs() -> None:
 
 def test_every_parameter_has_a_gradient_value_of_its_size() -> None:
     model = Block(32)
-    (backward,) = [each for kind, each in schedules(model, torch.randn(4, 32)).items() if kind == "backward"]
+    (backward,) = [
+        each for kind, each in schedules(model, torch.randn(4, 32)).items() if kind == "backward"
+    ]
     sizes = {each.name: each.nbytes for each in backward.values if each.role is Role.GRADIENT}
     assert sizes == {f"{name}:grad": p.nbytes for name, p in model.named_parameters()}
     assert set(sizes) <= set(backward.outputs)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.eval_frame import OptimizedModule
+from torch._dynamo.eval_frame import OptimizedModule, innermost_fn
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -23,10 +23,11 @@ __all__ = [
     "compile_inner",
     "compiled_object",
     "default_decompositions",
-    "graph_input_index",
     "gradient_input_index",
-    "min_cut_rematerialization_partition",
+    "graph_input_index",
     "is_saved_activation",
+    "min_cut_rematerialization_partition",
+    "original_of",
     "output_descriptors",
     "source_text",
     "storage_key",
@@ -92,6 +93,16 @@ def compiled_object() -> object | None:
                 return caller
             return frame.f_locals["fn"]  # type: ignore[no-any-return]
     return None
+
+
+def original_of(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the module or function that ``torch.compile`` made ``compiled`` from.
+
+    What no call of ``torch.compile`` returned is its own original.
+    """
+    if isinstance(compiled, OptimizedModule):
+        return compiled._orig_mod  # pyright: ignore[reportPrivateUsage]
+    return innermost_fn(compiled)
 
 
 def default_decompositions() -> dict[Any, Any]:

@@ -36,9 +36,7 @@ def transient_bytes(
         held += sum(size_of(each.nbytes) for each in made)
         peak = max(peak, held)
         held -= sum(size_of(each.nbytes) for each in made if each not in last_reader)
-        held -= sum(
-            size_of(each.nbytes) for each in dying.get(node, ()) if _frees(each, inside)
-        )
+        held -= sum(size_of(each.nbytes) for each in dying.get(node, ()) if _frees(each, inside))
     return peak
 
 

@@ -1,0 +1,186 @@
+"""The entry point: what ``torch.compile(model, backend="zinf")`` calls for each graph."""
+
+from __future__ import annotations
+
+import copy
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from zcompile.bridge import torch_private
+from zcompile.bridge.capture import Captured, capture
+from zcompile.bridge.partition import copy_module, partition
+from zcompile.bridge.roles import GraphInput, graph_inputs, roles_of
+from zcompile.bridge.sizes import UnknownSize
+from zcompile.errors import BudgetError
+from zcompile.graphs import Graph
+from zcompile.options import Options
+from zcompile.session import Session
+
+Compiled = Callable[..., Any]
+
+
+class Backend:
+    """Compiles graphs and knows the session of each compiled module or function.
+
+    The sessions are found by what was compiled, held weakly: a session ends with its model.
+    Everything else about a model lives in its session.
+    """
+
+    __name__ = "zinf"
+
+    def __init__(self) -> None:
+        self._sessions: WeakKeyDictionary[object, dict[Options, Session]] = WeakKeyDictionary()
+
+    def __call__(
+        self,
+        module: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        options: Mapping[str, object] | None = None,
+        **unknown: object,
+    ) -> Compiled:
+        """Compile one of Dynamo's graphs.
+
+        Bad options and budgets that cannot work do not raise here, where Dynamo would wrap
+        the error in one of its own, but in the first call: before any kernel runs and
+        before any parameter is touched.
+        """
+        owner = torch_private.compiled_object()
+        try:
+            if unknown:
+                names = ", ".join(sorted(unknown))
+                raise ValueError(f"{names}: backend zinf takes no such argument, only options")
+            session = self.session(owner, Options.from_env(os.environ, options))
+        except ValueError as error:
+            return _Refusal(error)
+        inputs = graph_inputs(module, pytree.tree_leaves(list(example_inputs)), owner)
+        job = _Job(self, session, inputs, owned=owner is not None)
+        try:
+            return job.run(module, example_inputs)
+        except (BudgetError, UnknownSize) as error:
+            return _Refusal(error)
+
+    def session(self, owner: object | None, options: Options) -> Session:
+        """Return the session of ``owner`` under ``options``, a new one at first sight."""
+        if owner is None:
+            return Session(options)
+        of_owner = self._sessions.setdefault(owner, {})
+        if options not in of_owner:
+            of_owner[options] = Session(options)
+        return of_owner[options]
+
+    def sessions(self, owner: object) -> tuple[Session, ...]:
+        """Return the sessions that a compiled module or function has had so far."""
+        return tuple(self._sessions.get(owner, {}).values())
+
+    def managing(self, parameter: Tensor) -> Session | None:
+        """Return the session that has ``parameter`` in one of its graphs."""
+        for of_owner in list(self._sessions.values()):
+            for session in list(of_owner.values()):
+                if session.name_of(parameter) is not None:
+                    return session
+        return None
+
+
+class _Job:
+    """One of Dynamo's graphs on its way through AOTAutograd."""
+
+    def __init__(
+        self, backend: Backend, session: Session, inputs: dict[int, GraphInput], *, owned: bool
+    ) -> None:
+        self._backend = backend
+        self._session = session
+        self._inputs = inputs
+        self._owned = owned
+        self._number = session.next_capture()
+
+    def run(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        """Return the compiled form of Dynamo's ``module``."""
+        decompositions = None
+        if self._session.options.compute == "inductor":
+            decompositions = torch_private.default_decompositions()
+        return torch_private.aot_autograd(
+            fw_compiler=partial(self.compile, "forward"),
+            bw_compiler=partial(self.compile, "backward"),
+            inference_compiler=partial(self.compile, "inference"),
+            partition_fn=self.partition,
+            decompositions=decompositions,
+        )(module, example_inputs)
+
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **given: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split the joint graph and plan both halves, before anything is compiled or run."""
+        halves = partition(joint, joint_inputs, **given)
+        self._session.announce(
+            [Graph(self._capture(kind, copy_module(half)), None) for kind, half in halves.items()]
+        )
+        return halves["forward"], halves["backward"]
+
+    def compile(self, kind: str, module: fx.GraphModule, _: Sequence[Any]) -> Runner:
+        """Compile one of AOTAutograd's graphs."""
+        captured = self._capture(kind, module)
+        compiled = None
+        if not captured.inline:
+            compiled = self._session.segments.compile(captured.segments, captured.module)
+        graph = Graph(captured, compiled)
+        self._session.announce([graph])
+        return Runner(self._backend, self._session, graph, owned=self._owned)
+
+    def _capture(self, kind: str, module: fx.GraphModule) -> Captured:
+        roles = roles_of(module.graph, self._inputs)
+        inline = self._session.options.compute == "eager"
+        return capture(f"{kind}.{self._number}", module, roles, inline=inline)
+
+
+class Runner:
+    """The compiled form of one graph: a boxed call that finds the session of its arguments."""
+
+    def __init__(self, backend: Backend, session: Session, graph: Graph, *, owned: bool) -> None:
+        self._boxed_call = True  # of the object: wrappers of Dynamo copy no class attribute
+        self._backend = backend
+        self._graph = graph
+        self._options = session.options
+        self._session = weakref.ref(session)
+        # A session ends with its model; one without a model ends with what was compiled.
+        self._keep = None if owned else session
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        return self._session_of(args).run(self._graph, args)
+
+    def _session_of(self, args: Sequence[Any]) -> Session:
+        """Return the session of the model that this call is for.
+
+        Dynamo shares compiled code between models of one class, so the parameters decide.
+        """
+        own = self._session()
+        first = next(iter(self._graph.parameters.values()), None)
+        if own is not None and (first is None or own.name_of(args[first]) is not None):
+            return own
+        session = None if first is None else self._backend.managing(args[first])
+        if session is not None and session.options == self._options:
+            return session
+        owner = torch_private.compiled_object()
+        return own if own and owner is None else self._backend.session(owner, self._options)
+
+
+class _Refusal:
+    """What a graph compiles to when its options or its budget cannot work."""
+
+    def __init__(self, error: ValueError) -> None:
+        self._error = error.with_traceback(None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        del args, kwargs
+        raise copy.copy(self._error) from None
+
+
+zinf_backend = Backend()
+"""What the entry point names: the backend of every ``torch.compile(..., backend="zinf")``."""

@@ -1,0 +1,74 @@
+"""A captured graph as all sessions share it, and as one session has planned it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from zcompile.bridge.capture import Captured, gradient_name
+from zcompile.bridge.sizes import Bindings, SymbolReader, UnknownSize, evaluate, hint
+from zcompile.ir import Schedule
+from zcompile.planner import GraphPlan
+
+
+class Graph:
+    """One captured graph and its kernels; nothing in it depends on a plan.
+
+    ``parameters`` gives the position of each parameter among the arguments, ``trained`` the
+    parameter of each gradient value.
+
+    Dynamo may run the code it compiled for one model with another model of the same
+    class, so a graph knows no session and no tensor.
+    """
+
+    def __init__(self, captured: Captured, compiled: Mapping[str, nn.Module] | None) -> None:
+        self.captured = captured
+        self.compiled = compiled
+        placeholders = captured.graph.find_nodes(op="placeholder")
+        managed = captured.roles.managed
+        self.parameters = {managed[n]: at for at, n in enumerate(placeholders) if n in managed}
+        self.trained = {
+            gradient_name(parameter): parameter for parameter in captured.roles.gradients.values()
+        }
+        self._symbols = SymbolReader(captured.graph)
+
+    @property
+    def name(self) -> str:
+        return self.captured.name
+
+    def bindings(self, args: Sequence[Any]) -> Bindings:
+        """Return the values of the graph's symbols in a call with ``args``."""
+        return self._symbols.read(args)
+
+    def schedule(self, bindings: Bindings | None, *, lenient: bool) -> Schedule:
+        """Return the captured schedule for the shapes of a call, or of the first one.
+
+        ``lenient`` counts a size that only the data decides as zero: right where there is
+        no budget to keep.  Otherwise such a size raises ``UnknownSize``.
+        """
+        known = dict(bindings or ())
+
+        def size_of(size: Any) -> int:
+            try:
+                return hint(size) if bindings is None else evaluate(size, known)
+            except UnknownSize:
+                if lenient:
+                    return 0
+                raise
+
+        return self.captured.schedule(size_of)
+
+    def managed(self, args: Sequence[Any]) -> dict[str, Tensor]:
+        """Return the parameters among ``args`` by the name of their value."""
+        return {name: args[at] for name, at in self.parameters.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A graph as one session runs it: its plan, and the module emitted from it."""
+
+    plan: GraphPlan
+    module: fx.GraphModule

@@ -1,0 +1,265 @@
+"""The plan of one model: a placement for all its graphs, and a schedule for each of them.
+
+Glue between captured schedules and passes: no tensor, no device, no file.  Every method
+either leaves a plan that keeps the budgets or raises and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from zcompile.errors import BudgetError
+from zcompile.ir import PAGE_BYTES, Compute, Role, Schedule, Target, Tier, Value, peak_bytes
+from zcompile.options import Options
+from zcompile.passes.pipeline import Pipeline, Plan, build_pipeline, run_within_budget
+from zcompile.passes.place import place
+from zcompile.passes.placement import (
+    DoesNotFit,
+    Placement,
+    managed_values,
+    parameter_of,
+    target_for,
+)
+from zcompile.passes.smallest import smallest_for_model
+
+EXPECTED_STATES = ("exp_avg", "exp_avg_sq")
+"""Until an optimizer has been seen, homes are kept for the states of Adam."""
+
+IO_FRACTION = 512
+"""One I/O buffer takes at most 1/512 of the device budget: all of them less than 1 %."""
+
+MAX_IO_BLOCK_BYTES = 1 << 20
+
+NUM_IO_BUFFERS = 4
+"""Two threads read files and two write them, each with a buffer of its own."""
+
+UPDATE = Schedule("update", (), (Compute("window", (), (), 64 << 10),))
+"""What the smallest update needs, as a graph that every placement has to leave room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """One graph as planned: what was captured, for which target, and what came of it."""
+
+    captured: Schedule
+    target: Target
+    plan: Plan
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.plan.schedule
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything moves: a graph without moves needs no executor."""
+        return any(not isinstance(step, Compute) for step in self.schedule.steps)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most device bytes at any step, reserved ones included."""
+        return peak_bytes(self.schedule, self.target)
+
+
+class Planner:
+    """Captured schedules in, plans out; all is planned anew when a graph or state is new."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._pipeline = _pipeline_of(options)
+        self._graphs: dict[str, Schedule] = {}
+        self._states: tuple[str, ...] = ()
+        self._plans: dict[str, GraphPlan] = {}
+        self.placement = Placement({})
+
+    def announce(self, schedules: Iterable[Schedule]) -> None:
+        """Plan with ``schedules``, captured, in place of those of the same names so far."""
+        new = {each.name: each for each in schedules}
+        if any(self._graphs.get(name) != each for name, each in new.items()):
+            self._replan(self._graphs | new, self._states)
+
+    def enlarge(self, schedule: Schedule) -> None:
+        """Plan for the shapes of ``schedule`` as well, if they are larger than those so far.
+
+        A plan for larger shapes serves smaller ones: where things go does not depend on
+        how much of their space they fill.
+        """
+        self.announce([_largest(self._graphs[schedule.name], schedule)])
+
+    def observe_state(self, parameter: str, state: str) -> Tier:
+        """Return the home of an optimizer state, which is placed when it is first heard of."""
+        name = f"{parameter}:{state}"
+        if name not in self.placement.homes and state not in self._states:
+            self._replan(self._graphs, (*self._states, state))
+        return self.placement.homes.get(name, Tier.DEVICE)
+
+    def plan(self, name: str) -> GraphPlan:
+        """Return the plan of the graph called ``name``; the same object until it changes."""
+        return self._plans[name]
+
+    def plans(self) -> tuple[GraphPlan, ...]:
+        """Return the plans of all graphs, in the order in which they came."""
+        return tuple(self._plans.values())
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """Every managed value of the model that has a home."""
+        return managed_values(self._all(self._graphs), self._state_values(self._graphs))
+
+    @property
+    def update_target(self) -> Target:
+        """What an update may use: every device home is spoken for."""
+        return target_for(UPDATE, self.placement, self.values, self._target)
+
+    def plan_update(self, schedule: Schedule, target: Target) -> Schedule:
+        """Return ``schedule``, an update, as the passes plan it."""
+        return run_within_budget(self._pipeline, schedule, target).schedule
+
+    @property
+    def io_block_bytes(self) -> int:
+        """The size of one I/O buffer; a share of the budget, so that small budgets hold."""
+        return _io_block_bytes(self._options.device_budget)
+
+    @property
+    def _target(self) -> Target:
+        options = self._options
+        return Target(
+            device_budget=options.device_budget,
+            host_budget=options.host_budget,
+            reserved_bytes=NUM_IO_BUFFERS * self.io_block_bytes if options.nvme_dir else 0,
+            has_nvme=options.nvme_dir is not None,
+        )
+
+    def _all(self, graphs: Mapping[str, Schedule]) -> tuple[Schedule, ...]:
+        return (*graphs.values(), UPDATE)
+
+    def _state_values(self, graphs: Mapping[str, Schedule]) -> tuple[Value, ...]:
+        names = self._states or EXPECTED_STATES
+        trained = [
+            (parameter_of(each), each.nbytes)
+            for each in managed_values(self._all(graphs))
+            if each.role is Role.GRADIENT
+        ]
+        return tuple(
+            Value(f"{parameter}:{state}", nbytes, Role.STATE)
+            for parameter, nbytes in trained
+            for state in names
+        )
+
+    def _replan(self, graphs: Mapping[str, Schedule], states: Sequence[str]) -> None:
+        before = self._states
+        self._states = tuple(states)
+        try:
+            placement = self._place(graphs)
+            plans = {name: self._plan(each, placement, graphs) for name, each in graphs.items()}
+        except ValueError:
+            self._states = before
+            raise
+        self.placement, self._graphs, self._plans = placement, dict(graphs), plans
+
+    def _plan(
+        self, captured: Schedule, placement: Placement, graphs: Mapping[str, Schedule]
+    ) -> GraphPlan:
+        values = managed_values(self._all(graphs), self._state_values(graphs))
+        target = target_for(captured, placement, values, self._target)
+        known = self._plans.get(captured.name)
+        if known is not None and (known.captured, known.target) == (captured, target):
+            return known
+        plan = run_within_budget(self._pipeline, captured, target)
+        return GraphPlan(captured, target, plan)
+
+    def _place(self, graphs: Mapping[str, Schedule]) -> Placement:
+        """Place all values; if states that are only expected have no room, without them."""
+        states = self._state_values(graphs)
+        self._check_host(graphs)
+        try:
+            return place(self._all(graphs), states, self._options.place, self._target)
+        except DoesNotFit as error:
+            if self._states:
+                raise self._budget_error(error, graphs, states) from None
+        try:
+            return place(self._all(graphs), (), self._options.place, self._target)
+        except DoesNotFit as error:
+            raise self._budget_error(error, graphs, ()) from None
+
+    def _check_host(self, graphs: Mapping[str, Schedule]) -> None:
+        """Refuse a host tier that is the only one off the device and holds no large value."""
+        budget = self._options.host_budget
+        values = managed_values(self._all(graphs))
+        if budget is None or self._options.nvme_dir is not None or not values:
+            return
+        largest = max(values, key=lambda each: each.nbytes)
+        if largest.nbytes > budget:
+            raise BudgetError(
+                option="host_budget",
+                budget_bytes=budget,
+                smallest_bytes=largest.nbytes,
+                step="the home of the largest value",
+                values=((largest.name, largest.nbytes),),
+            )
+
+    def _budget_error(
+        self, error: DoesNotFit, graphs: Mapping[str, Schedule], states: Sequence[Value]
+    ) -> ValueError:
+        options = self._options
+        if error.option == "nvme_dir":
+            return ValueError(f"place={dict(options.place)!r}: {error}; give nvme_dir")
+        if error.option == "host_budget":
+            budget = options.host_budget or 0
+            values = managed_values(self._all(graphs), states)
+            return BudgetError(
+                option="host_budget",
+                budget_bytes=budget,
+                smallest_bytes=budget + error.missing_bytes,
+                step="the homes of what does not fit on the device",
+                values=tuple((each.name, each.nbytes) for each in values),
+            )
+        target = replace(self._target, reserved_bytes=0)
+        least = smallest_for_model(self._all(graphs), states, options.place, target)
+        assert options.device_budget is not None, "without a budget everything fits"
+        return BudgetError(
+            option="device_budget",
+            budget_bytes=options.device_budget,
+            smallest_bytes=self._with_io(least.bytes),
+            step=f"{least.schedule}: {least.kernel}",
+            values=tuple((each.name, each.nbytes) for each in least.values),
+        )
+
+    def _with_io(self, nbytes: int) -> int:
+        """Return the least budget that leaves ``nbytes`` beside the I/O buffers it implies."""
+        if self._options.nvme_dir is None:
+            return nbytes
+        budget = nbytes
+        while budget - NUM_IO_BUFFERS * _io_block_bytes(budget) < nbytes:
+            budget = nbytes + NUM_IO_BUFFERS * _io_block_bytes(budget)
+        return budget
+
+
+def _pipeline_of(options: Options) -> Pipeline:
+    try:
+        return build_pipeline(options.pipeline, options.skip)
+    except ValueError as error:
+        given = f"pipeline={options.pipeline!r}, skip={options.skip!r}"
+        raise ValueError(f"{given}: {error}") from None
+
+
+def _io_block_bytes(budget: int | None) -> int:
+    if budget is None:
+        return MAX_IO_BLOCK_BYTES
+    pages = budget // IO_FRACTION // PAGE_BYTES
+    return min(max(pages, 1) * PAGE_BYTES, MAX_IO_BLOCK_BYTES)
+
+
+def _largest(known: Schedule, new: Schedule) -> Schedule:
+    """Return ``known`` with every size raised to that in ``new``, the same graph."""
+    values = tuple(
+        replace(a, nbytes=max(a.nbytes, b.nbytes))
+        for a, b in zip(known.values, new.values, strict=True)
+    )
+    steps = tuple(
+        replace(a, transient_bytes=max(a.transient_bytes, b.transient_bytes))
+        if isinstance(a, Compute) and isinstance(b, Compute)
+        else a
+        for a, b in zip(known.steps, new.steps, strict=True)
+    )
+    return replace(known, values=values, steps=steps)

@@ -1,0 +1,168 @@
+"""One compiled model: its plan for all its graphs, and what carries the plan out."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from torch import Tensor
+
+from zcompile.bridge.emit import emit
+from zcompile.bridge.inductor import SegmentCompiler
+from zcompile.bridge.sizes import Bindings
+from zcompile.graphs import Graph, Planned
+from zcompile.ir import Fetch, Offload, Schedule, Target, Tier
+from zcompile.options import Options
+from zcompile.planner import Planner
+from zcompile.registry import Registry
+from zcompile.runtime.binding import Binding, Layout
+from zcompile.runtime.cpu import CpuExecutor
+from zcompile.runtime.extents import ExtentFile
+from zcompile.runtime.folder import RunFolder
+from zcompile.runtime.homes import Homes
+from zcompile.runtime.ledger import Ledger, Snapshot
+from zcompile.runtime.machine import Machine
+from zcompile.runtime.transfers import Transfers
+
+MAX_ITERATIONS = 1000
+"""How many iterations a session remembers for its statistics."""
+
+
+class Session:
+    """Runs the graphs of one model under one set of options.
+
+    Everything about the model hangs here: the planner, the homes of its parameters, the
+    arena, the account of bytes.  Nothing here keeps the model or its parameters alive.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.planner = Planner(options)
+        self.registry = Registry()
+        self.segments = SegmentCompiler()
+        self._emitted: dict[str, Planned] = {}
+        self._fitting: dict[str, set[Bindings]] = {}
+        self._machine: Machine | None = None
+        self._iterations: deque[Snapshot] = deque(maxlen=MAX_ITERATIONS)
+        self._lock = RLock()
+        self._num_captures = 0
+
+    def next_capture(self) -> int:
+        """Return a number for the next graph of the model that Dynamo hands over."""
+        with self._lock:
+            self._num_captures += 1
+            return self._num_captures - 1
+
+    def announce(self, graphs: Sequence[Graph]) -> None:
+        """Plan ``graphs`` with all those so far; ``BudgetError`` if no plan keeps the budget."""
+        with self._lock:
+            lenient = self.options.device_budget is None
+            self.planner.announce(
+                each.schedule(None, lenient=lenient)
+                for each in graphs
+                if each.name not in self._fitting
+            )
+            for each in graphs:
+                self._fitting.setdefault(each.name, set())
+
+    def run(self, graph: Graph, args: list[Any]) -> Sequence[Any]:
+        """Run ``graph``; ``args`` is emptied on the way, so that each dies at its last use."""
+        with self._lock:
+            self.announce([graph])
+            self._fit(graph, args)
+            planned = self._emit(graph)
+            self._settle(graph, args)
+        if not planned.plan.moves:
+            return planned.module(None, args)  # type: ignore[no-any-return]
+        schedule, machine = planned.plan.schedule, self.machine
+        bindings = self._bindings(graph, schedule, args)
+        machine.homes.trim()
+        with machine.lease_arena(schedule.arena_bytes) as arena:
+            executor = CpuExecutor(schedule, bindings, arena, machine)
+            try:
+                return planned.module(executor, args)  # type: ignore[no-any-return]
+            finally:
+                executor.close()
+
+    @property
+    def machine(self) -> Machine:
+        """The acting parts, made when the first value has to leave the device."""
+        with self._lock:
+            if self._machine is None:
+                self._machine = _open(self.options.nvme_dir, self.planner.io_block_bytes)
+                weakref.finalize(self, self._machine.close)
+            return self._machine
+
+    def name_of(self, parameter: Tensor) -> str | None:
+        """Return what ``parameter`` is called in the schedules, if it has been in one."""
+        return self.registry.name_of(parameter)
+
+    def tier_of(self, value: str) -> Tier:
+        """Return the home of a managed value; a state is placed when first asked for."""
+        with self._lock:
+            parameter, _, state = value.rpartition(":")
+            return self.planner.observe_state(parameter, state)
+
+    def target(self) -> Target:
+        """Return what an update may use."""
+        return self.planner.update_target
+
+    def plan(self, schedule: Schedule, target: Target) -> Schedule:
+        """Return ``schedule``, an update, as the passes plan it."""
+        return self.planner.plan_update(schedule, target)
+
+    def _fit(self, graph: Graph, args: Sequence[Any]) -> None:
+        """Plan anew if a call has larger shapes than any before."""
+        bindings = graph.bindings(args)
+        if bindings and bindings not in self._fitting[graph.name]:
+            lenient = self.options.device_budget is None
+            self.planner.enlarge(graph.schedule(bindings, lenient=lenient))
+            self._fitting[graph.name].add(bindings)
+
+    def _emit(self, graph: Graph) -> Planned:
+        plan = self.planner.plan(graph.name)
+        known = self._emitted.get(graph.name)
+        if known is None or known.plan is not plan:
+            module = emit(graph.captured, plan.schedule, graph.compiled)
+            known = self._emitted[graph.name] = Planned(plan, module)
+        return known
+
+    def _settle(self, graph: Graph, args: Sequence[Any]) -> None:
+        """Bring the parameters of a call to the homes that the placement gives them."""
+        moving: dict[Tier, list[tuple[str, Tensor]]] = {}
+        for name, parameter in graph.managed(args).items():
+            self.registry.add(name, parameter)
+            wanted = self.planner.placement.homes[name]
+            if self._tier_of(parameter) is not wanted:
+                moving.setdefault(wanted, []).append((name, parameter))
+        for tier, parameters in moving.items():
+            self.machine.homes.adopt(parameters, tier, self.machine.transfers)
+
+    def _tier_of(self, tensor: Tensor) -> Tier:
+        place = self._machine.homes.find(tensor) if self._machine else None
+        return place.home.tier if place else Tier.DEVICE
+
+    def _bindings(
+        self, graph: Graph, schedule: Schedule, args: Sequence[Any]
+    ) -> dict[str, Binding]:
+        given = graph.managed(args)
+        found: dict[str, Binding] = {}
+        for step in schedule.steps:
+            if isinstance(step, Fetch):
+                found[step.value] = Binding.to(given[step.value])
+            elif isinstance(step, Offload):
+                parameter = self.registry.parameter(graph.trained[step.value])
+                assert parameter is not None, f"{step.value} is computed for nobody"
+                found[step.value] = Binding(Layout.of(parameter))
+        return found
+
+
+def _open(nvme_dir: Path | None, io_block_bytes: int) -> Machine:
+    ledger = Ledger()
+    file = ExtentFile(RunFolder.create(nvme_dir)) if nvme_dir else None
+    transfers = Transfers(file, ledger, block_bytes=io_block_bytes)
+    return Machine(Homes(file, ledger), transfers, ledger)
