@@ -1,0 +1,43 @@
+"""What the takeover needs of a session."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from zcompile.ir import Schedule, Target, Tier
+from zcompile.runtime.machine import Machine
+
+
+class Host(Protocol):
+    """The session of one compiled model, as the takeover sees it."""
+
+    @property
+    def machine(self) -> Machine:
+        """Homes, transfers and arena of the model."""
+        ...
+
+    def name_of(self, parameter: Tensor) -> str | None:
+        """Return what ``parameter`` is called; ``None`` if the session does not manage it."""
+        ...
+
+    def tier_of(self, value: str) -> Tier:
+        """Return the tier that the placement gives to ``value``, such as ``"w:exp_avg"``.
+
+        Asked also for states that only a foreign optimizer has.
+        """
+        ...
+
+    def target(self) -> Target:
+        """Return the budgets for an update.
+
+        ``reserved_bytes`` are our I/O buffers and every managed value whose home is the
+        device, states that do not exist yet included: an update's schedule shows only what
+        travels.
+        """
+        ...
+
+    def plan(self, schedule: Schedule, target: Target) -> Schedule:
+        """Return ``schedule`` as the session's passes plan it for ``target``."""
+        ...

@@ -1,0 +1,163 @@
+"""The update of many parameters as a schedule of ``Update`` steps: pure planning.
+
+The schedule shows what travels.  A part whose home is the device stays where it is and the
+kernel finds it there; its bytes are among the target's reserved ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from zcompile.ir import Compute, Kernel, Schedule, Target, Update, Value
+from zcompile.optim.chunks import Bucket, Member, Part, Piece, buckets
+from zcompile.optim.host import Host
+
+MAX_WINDOW_BYTES = 48 << 20
+"""The most that one bucket may take: beyond this, larger requests are not faster."""
+
+OVERLAP = 3
+"""Buckets on the device at once: one arrives, one is updated, one is on its way home."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A planned update.
+
+    ``streamed`` buckets are the ``Update`` steps of ``schedule``, in its order; what the
+    ``resident`` ones touch is all on the device, so they need no schedule.
+    """
+
+    members: tuple[Member, ...]
+    schedule: Schedule
+    streamed: tuple[Bucket, ...]
+    resident: tuple[Bucket, ...]
+
+
+def plan(members: tuple[Member, ...], host: Host, target: Target, threads: int) -> Program:
+    """Cut ``members`` into buckets that fit ``target`` and have the session plan their copies.
+
+    Members come in the order of their groups; those with nothing away come last.
+    """
+    made = buckets(members, window_bytes(target), threads)
+    streamed = tuple(bucket for bucket in made if _travels(bucket, members))
+    schedule = Schedule("update", (), ())
+    if streamed:
+        homes = {value.name: value.home for value in _values(members, streamed)}
+        # Nothing here takes more of the host tier: what rests there is changed in place.
+        own = replace(target, homes=homes, host_budget=None, host_reserved_bytes=0)
+        schedule = host.plan(update_schedule(members, streamed), own)
+    return Program(members, schedule, streamed, made[len(streamed) :])
+
+
+@dataclass(slots=True)
+class Memo:
+    """The last program of one optimizer: most updates are like the one before."""
+
+    key: tuple[tuple[Member, ...], Target, int] | None = None
+    program: Program | None = None
+
+    def program_for(
+        self, members: tuple[Member, ...], host: Host, target: Target, threads: int
+    ) -> Program:
+        """Return the program of ``members``, planned anew if anything differs from last time."""
+        key = (members, target, threads)
+        if self.program is None or key != self.key:
+            self.program = plan(members, host, target, threads)
+            self.key = key
+        return self.program
+
+
+def window_bytes(target: Target) -> int:
+    """Return the device bytes that one bucket may take."""
+    if target.device_budget is None:
+        return MAX_WINDOW_BYTES
+    return min(MAX_WINDOW_BYTES, room_bytes(target) // OVERLAP)
+
+
+def room_bytes(target: Target) -> int:
+    """Return the device bytes that are free for updating; without a budget, the most we use."""
+    if target.device_budget is None:
+        return OVERLAP * MAX_WINDOW_BYTES
+    return max(0, target.device_budget - target.reserved_bytes)
+
+
+def update_schedule(members: Sequence[Member], streamed: Sequence[Bucket]) -> Schedule:
+    """Return the schedule without any copies: one ``Update`` for each bucket, in order.
+
+    States that do not exist yet are made just before it, so nothing is fetched for them.
+    """
+    steps: list[Kernel] = []
+    for index, bucket in enumerate(streamed):
+        made_bytes = _nbytes(bucket, members, lambda part: part.made)
+        if made_bytes:
+            made = _names(bucket, members, lambda part: part.made)
+            steps.append(Compute(zeros_name(index), (), made, transient_bytes=made_bytes))
+        steps.append(
+            Update(
+                bucket=bucket_name(index),
+                reads=_names(bucket, members, lambda _: True),
+                writes=_names(bucket, members, lambda part: part.written),
+                transient_bytes=sum(
+                    piece.numel * members[piece.member].itemsize * members[piece.member].temporaries
+                    for piece in bucket
+                ),
+            )
+        )
+    return Schedule("update", _values(members, streamed), tuple(steps))
+
+
+def bucket_name(index: int) -> str:
+    """Return the name of the streamed bucket at ``index``."""
+    return f"bucket_{index}"
+
+
+def zeros_name(index: int) -> str:
+    """Return the name of the kernel that makes the new states of the bucket at ``index``."""
+    return f"zeros_{index}"
+
+
+def piece_name(part: Part, piece: Piece, members: Sequence[Member]) -> str:
+    """Return the name of the value for ``piece`` of ``part``; of a whole, the part's own."""
+    whole = piece.numel == members[piece.member].numel
+    return part.name if whole else f"{part.name}[{piece.start}:{piece.stop}]"
+
+
+def _travels(bucket: Bucket, members: Sequence[Member]) -> bool:
+    return any(part.away for piece in bucket for part in members[piece.member].parts)
+
+
+def _away(bucket: Bucket, members: Sequence[Member]) -> Iterator[tuple[Part, Piece]]:
+    for piece in bucket:
+        for part in members[piece.member].parts:
+            if part.away:
+                yield part, piece
+
+
+def _names(
+    bucket: Bucket, members: Sequence[Member], which: Callable[[Part], bool]
+) -> tuple[str, ...]:
+    return tuple(
+        piece_name(part, piece, members) for part, piece in _away(bucket, members) if which(part)
+    )
+
+
+def _nbytes(bucket: Bucket, members: Sequence[Member], which: Callable[[Part], bool]) -> int:
+    return sum(
+        piece.numel * members[piece.member].itemsize
+        for part, piece in _away(bucket, members)
+        if which(part)
+    )
+
+
+def _values(members: Sequence[Member], streamed: Sequence[Bucket]) -> tuple[Value, ...]:
+    return tuple(
+        Value(
+            piece_name(part, piece, members),
+            piece.numel * members[piece.member].itemsize,
+            part.role,
+            part.home,
+        )
+        for bucket in streamed
+        for part, piece in _away(bucket, members)
+    )
