@@ -1,0 +1,208 @@
+"""The takeover: torch's hooks on optimizers, and when they come and go.
+
+Note [Who updates what].  A session registers one pre-hook and one post-hook for all
+optimizers, the only state of the process that it touches.  When a stock optimizer that holds
+managed parameters is about to step, the pre-hook puts a hook of this one optimizer behind
+all its other local ones, so the user's hooks run as always: they see the gradients, and run
+before the closure does.  That last hook carries out the update of the parameters that we
+claim and hands torch's own ``step`` a stand-in for the optimizer that holds the rest of them,
+usually none.  Nothing is taken away from the optimizer and nothing has to be put back:
+gradients stay where they are, also if something fails.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from zcompile.optim.claims import claims_of
+from zcompile.optim.host import Host
+from zcompile.optim.program import Memo
+from zcompile.optim.rules import Rule, Scaling, rule_of
+from zcompile.optim.states import bring_home
+from zcompile.optim.subjects import fitting, subjects_of
+from zcompile.optim.update import Update
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Sighting:
+    """What one takeover knows of one optimizer that it has met."""
+
+    on_load: RemovableHandle
+    memo: Memo = field(default_factory=Memo)
+    last_hook: RemovableHandle | None = None
+    warned: bool = False
+
+
+class Takeover:
+    """Updates the managed parameters of one session, whichever optimizers hold them.
+
+    The session holds it, and it holds the session weakly.  The hooks go with ``close`` or
+    when this object is collected.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = weakref.ref(host)
+        self._sightings: weakref.WeakKeyDictionary[Optimizer, _Sighting] = (
+            weakref.WeakKeyDictionary()
+        )
+        handles = (
+            register_optimizer_step_pre_hook(_weak(self._before_step)),
+            register_optimizer_step_post_hook(_weak(self._after_step)),
+        )
+        self._closing = weakref.finalize(self, _remove, handles, self._sightings)
+        self._closing.atexit = False
+
+    def close(self) -> None:
+        """Remove all hooks: from here on torch updates everything, on the homes."""
+        self._closing()
+
+    def _before_step(self, optimizer: Optimizer, _args: Args, _kwargs: Kwargs) -> None:
+        host = self._host()
+        if host is None or not _holds_managed(optimizer, host):
+            return
+        sighting = self._sighting(optimizer)
+        moved_bytes = bring_home(optimizer, host)
+        if rule_of(optimizer) is None:
+            self._warn(optimizer, moved_bytes)
+            return
+        # Anew for each step: so it stands behind hooks that were added since the last one.
+        if sighting.last_hook is not None:
+            sighting.last_hook.remove()
+        sighting.last_hook = optimizer.register_step_pre_hook(_weak(self._instead_of_step))
+
+    def _instead_of_step(
+        self, optimizer: Optimizer, args: Args, kwargs: Kwargs
+    ) -> tuple[Args, Kwargs] | None:
+        host, rule = self._host(), rule_of(optimizer)
+        if host is None or rule is None:
+            return None
+        args, kwargs = _with_closure_run(args, kwargs)
+        # Another session's hook may have put a stand-in there already.
+        optimizer_left, *others = args
+        done = _update(optimizer_left, rule, host, self._sighting(optimizer).memo)
+        return (_without(optimizer_left, done), *others), kwargs
+
+    def _after_step(self, optimizer: Optimizer, _args: Args, _kwargs: Kwargs) -> None:
+        host = self._host()
+        if host is not None and _holds_managed(optimizer, host):
+            self._warn(optimizer, bring_home(optimizer, host))
+
+    def _after_load(self, optimizer: Optimizer) -> None:
+        host = self._host()
+        if host is not None:
+            bring_home(optimizer, host)
+
+    def _sighting(self, optimizer: Optimizer) -> _Sighting:
+        if optimizer not in self._sightings:
+            handle = optimizer.register_load_state_dict_post_hook(_weak(self._after_load))
+            self._sightings[optimizer] = _Sighting(handle)
+        return self._sightings[optimizer]
+
+    def _warn(self, optimizer: Optimizer, moved_bytes: int) -> None:
+        """Tell, once for each optimizer, that its states were outside the budget for a while."""
+        sighting = self._sighting(optimizer)
+        if moved_bytes == 0 or sighting.warned:
+            return
+        sighting.warned = True
+        kind = type(optimizer)
+        warnings.warn(
+            f"{kind.__module__}.{kind.__qualname__} made {moved_bytes} bytes of states in "
+            "ordinary memory, outside the budget, until they were moved to their homes; "
+            "torch.optim.Adam, AdamW and SGD, for dense gradients and without capturable or "
+            "differentiable, are updated within it",
+            stacklevel=2,
+        )
+
+
+def _update(optimizer: Optimizer, rule: Rule, host: Host, memo: Memo) -> set[int]:
+    """Update what we claim of ``optimizer``; return the ids of those parameters."""
+    scaling = Scaling.of(optimizer)
+    subjects = subjects_of(claims_of(optimizer, rule, host), rule, scaling, host)
+    target = host.target()  # only now: states that are new have been placed meanwhile
+    subjects = fitting(subjects, target)
+    if scaling.skips:
+        # The states of SGD begin as the first gradient, so none begin here.
+        for subject in subjects if rule.counts_steps else ():
+            subject.zero_states(rule, host.machine.homes)
+    elif subjects:
+        members = tuple(subject.member for subject in subjects)
+        program = memo.program_for(members, host, target, torch.get_num_threads())
+        Update(subjects, program, rule, scaling, host.machine).run()
+    if not scaling.skips or rule.counts_steps:
+        for subject in subjects:
+            subject.hand_over(optimizer.state[subject.claim.param])
+    return {id(subject.claim.param) for subject in subjects}
+
+
+def _without(optimizer: Optimizer, done: set[int]) -> Optimizer:
+    """Return a stand-in for ``optimizer`` that holds all parameters but those in ``done``.
+
+    It shares everything else, the states above all.
+    """
+    if not done:
+        return optimizer
+    stand_in = object.__new__(type(optimizer))
+    stand_in.__dict__.update(optimizer.__dict__)
+    groups = (
+        {**group, "params": [param for param in group["params"] if id(param) not in done]}
+        for group in optimizer.param_groups
+    )
+    stand_in.param_groups = [group for group in groups if group["params"]]
+    return stand_in
+
+
+def _with_closure_run(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """Run the closure if there is one; what takes its place returns the loss that it gave."""
+    optimizer, *others = args
+    closure = others[0] if others else kwargs.get("closure")
+    if closure is None:
+        return args, kwargs
+    with torch.enable_grad():
+        loss = closure()
+    return (optimizer,), {"closure": lambda: loss}
+
+
+def _holds_managed(optimizer: Optimizer, host: Host) -> bool:
+    return any(
+        host.name_of(param) is not None
+        for group in optimizer.param_groups
+        for param in group["params"]
+    )
+
+
+def _weak(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``method`` as a function that does not keep its object, and does nothing after it."""
+    return partial(_call, weakref.WeakMethod(method))
+
+
+def _call(method: weakref.WeakMethod[Callable[..., Any]], *args: Any) -> Any:
+    bound = method()
+    return bound(*args) if bound is not None else None
+
+
+def _remove(
+    handles: tuple[RemovableHandle, ...],
+    sightings: weakref.WeakKeyDictionary[Optimizer, _Sighting],
+) -> None:
+    for handle in handles:
+        handle.remove()
+    for sighting in list(sightings.values()):
+        sighting.on_load.remove()
+        if sighting.last_hook is not None:
+            sighting.last_hook.remove()
