@@ -35,3 +35,11 @@ class Arena:
     ) -> Tensor:
         """Return a tensor over the arena from byte ``offset`` on; it keeps the memory alive."""
         return tensor_over(self._buffer, offset, dtype, shape, stride)
+
+    def vacate(self, offset: int) -> None:
+        """Give the memory from byte ``offset``, page-aligned, on back until it is used again.
+
+        What it held is lost; addresses and tensors stay valid.
+        """
+        if offset < self.nbytes:
+            libc.advise(self.address + offset, self.nbytes - offset, libc.Advice.DONTNEED)

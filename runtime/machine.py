@@ -7,7 +7,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from zcompile.ir import Tier
+from zcompile.ir import Tier, page_aligned
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger
@@ -23,16 +23,19 @@ class Machine:
         self.ledger = ledger
         self._turn = _Turn()
         self._arena: Arena | None = None
+        self._arena_bytes = 0
 
     @contextmanager
     def lease_arena(self, nbytes: int) -> Generator[Arena, None, None]:
-        """Lend an arena of at least ``nbytes`` to this thread.
+        """Lend an arena of at least ``nbytes`` to this thread; no more of it takes memory.
 
         Another thread waits until the lease ends: an executor for which one arena was
         planned never meets a second.  A lease within a lease of the same thread, such as a
-        forward that runs inside a backward, gets an arena of its own, and so does who needs
-        no bytes.
+        forward that runs inside a backward, gets an arena of its own.  Who needs no bytes
+        waits for nobody.
         """
+        if nbytes == 0:
+            self._vacate_if_idle()
         if nbytes == 0 or self._turn.is_mine():
             arena = self._make(nbytes)
             try:
@@ -41,14 +44,12 @@ class Machine:
                 self._forget(arena)
             return
         with self._turn:
-            yield self._grown(nbytes)
+            yield self._sized(nbytes)
 
     def shrink_arena(self) -> None:
         """Free the arena; the next lease makes it anew.  Waits for a lease to end."""
         with self._turn:
-            if self._arena is not None:
-                self._forget(self._arena)
-                self._arena = None
+            self._free()
 
     def close(self) -> None:
         """Finish what is in flight and end all threads; tensors over homes stay valid."""
@@ -56,13 +57,34 @@ class Machine:
         self.homes.close()
         self.shrink_arena()
 
-    def _grown(self, nbytes: int) -> Arena:
+    def _sized(self, nbytes: int) -> Arena:
+        """Return the arena with memory for ``nbytes``, which is what the plan at hand counts.
+
+        Addresses are kept from plan to plan; the memory behind those of a smaller one is
+        given back, since the next plan may need it elsewhere.
+        """
+        nbytes = page_aligned(nbytes)
         if self._arena is None or self._arena.nbytes < nbytes:
-            if self._arena is not None:  # freed before the next is made: both may not fit
-                self._forget(self._arena)
-                self._arena = None
-            self._arena = self._make(nbytes)
+            self._free()  # before the next is made: both may not fit
+            self._arena = Arena(nbytes)
+        else:
+            self._arena.vacate(nbytes)
+        self.ledger.drop(Tier.DEVICE, self._arena_bytes)
+        self.ledger.hold(Tier.DEVICE, nbytes)
+        self._arena_bytes = nbytes
         return self._arena
+
+    def _vacate_if_idle(self) -> None:
+        if self._turn.take_if_free():
+            try:
+                self._sized(0)
+            finally:
+                self._turn.give()
+
+    def _free(self) -> None:
+        self._arena = None
+        self.ledger.drop(Tier.DEVICE, self._arena_bytes)
+        self._arena_bytes = 0
 
     def _make(self, nbytes: int) -> Arena:
         arena = Arena(nbytes)
@@ -85,13 +107,28 @@ class _Turn:
         """Whether the calling thread holds it."""
         return self._holder == threading.get_ident()
 
+    def take_if_free(self) -> bool:
+        """Take the turn if nobody has it; say whether it is this thread's now."""
+        self._after_fork()
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._holder = threading.get_ident()
+        return True
+
+    def give(self) -> None:
+        """End the turn."""
+        self._holder = None
+        self._lock.release()
+
     def __enter__(self) -> None:
         assert not self.is_mine(), "this thread holds the lease already"
-        if self._pid != os.getpid():
-            self._pid, self._lock = os.getpid(), threading.Lock()
+        self._after_fork()
         self._lock.acquire()
         self._holder = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
-        self._holder = None
-        self._lock.release()
+        self.give()
+
+    def _after_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._pid, self._lock = os.getpid(), threading.Lock()

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "planner": {"ir", "errors", "options", "passes"},
     "registry": set(),
     "bridge": {"ir", "runtime"},
-    "graphs": {"ir", "bridge", "planner"},
+    "graphs": {"ir", "passes", "bridge", "planner"},
     "optim": {"ir", "passes", "runtime"},
     "session": BELOW_SESSION,
     "backend": BELOW_BACKEND,

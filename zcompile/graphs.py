@@ -10,7 +10,8 @@ from torch import Tensor, fx, nn
 
 from zcompile.bridge.capture import Captured, gradient_name
 from zcompile.bridge.sizes import Bindings, SymbolReader, UnknownSize, evaluate, hint
-from zcompile.ir import Schedule
+from zcompile.ir import Schedule, Target
+from zcompile.passes.base import Stage
 from zcompile.planner import GraphPlan
 
 
@@ -72,3 +73,19 @@ class Planned:
 
     plan: GraphPlan
     module: fx.GraphModule
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.plan.schedule
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return self.plan.plan.stages
+
+    @property
+    def pipeline(self) -> str:
+        return self.plan.plan.pipeline
+
+    @property
+    def target(self) -> Target:
+        return self.plan.target

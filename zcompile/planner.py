@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.errors import BudgetError
-from zcompile.ir import PAGE_BYTES, Compute, Role, Schedule, Target, Tier, Value, peak_bytes
+from zcompile.ir import MANAGED_ROLES, PAGE_BYTES, Compute, Role, Schedule, Target, Tier, Value, peak_bytes
 from zcompile.options import Options
 from zcompile.passes.pipeline import Pipeline, Plan, build_pipeline, run_within_budget
 from zcompile.passes.place import place
@@ -19,6 +19,7 @@ from zcompile.passes.placement import (
     Placement,
     managed_values,
     parameter_of,
+    resident_bytes,
     target_for,
 )
 from zcompile.passes.smallest import smallest_for_model
@@ -59,6 +60,17 @@ class GraphPlan:
     def peak_bytes(self) -> int:
         """The most device bytes at any step, reserved ones included."""
         return peak_bytes(self.schedule, self.target)
+
+    @property
+    def passing_bytes(self) -> int:
+        """The most device bytes at any step that are neither homes nor arena nor buffers."""
+        at_home = sum(
+            each.nbytes
+            for each in self.schedule.values
+            if each.role in MANAGED_ROLES and each.home is Tier.DEVICE
+        )
+        fixed = self.target.reserved_bytes + self.schedule.arena_bytes + at_home
+        return max(0, self.peak_bytes - fixed)
 
 
 class Planner:
@@ -105,6 +117,11 @@ class Planner:
     def values(self) -> tuple[Value, ...]:
         """Every managed value of the model that has a home."""
         return managed_values(self._all(self._graphs), self._state_values(self._graphs))
+
+    @property
+    def resident_bytes(self) -> int:
+        """The bytes of all managed values whose home is the device."""
+        return resident_bytes(self.placement, self.values)
 
     @property
     def update_target(self) -> Target:

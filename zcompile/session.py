@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zcompile.bridge.emit import emit
 from zcompile.bridge.inductor import SegmentCompiler
 from zcompile.bridge.sizes import Bindings
 from zcompile.graphs import Graph, Planned
 from zcompile.ir import Fetch, Offload, Schedule, Target, Tier
+from zcompile.optim.takeover import Takeover
 from zcompile.options import Options
 from zcompile.planner import Planner
 from zcompile.registry import Registry
@@ -46,10 +51,15 @@ class Session:
         self.segments = SegmentCompiler()
         self._emitted: dict[str, Planned] = {}
         self._fitting: dict[str, set[Bindings]] = {}
+        self.ledger = Ledger()
+        self._resident_bytes = 0
         self._machine: Machine | None = None
+        self._takeover: Takeover | None = None
         self._iterations: deque[Snapshot] = deque(maxlen=MAX_ITERATIONS)
         self._lock = RLock()
         self._num_captures = 0
+        on_step = register_optimizer_step_post_hook(partial(_end_iteration, weakref.ref(self)))
+        weakref.finalize(self, on_step.remove)
 
     def next_capture(self) -> int:
         """Return a number for the next graph of the model that Dynamo hands over."""
@@ -76,25 +86,67 @@ class Session:
             self._fit(graph, args)
             planned = self._emit(graph)
             self._settle(graph, args)
-        if not planned.plan.moves:
-            return planned.module(None, args)  # type: ignore[no-any-return]
+        if self._machine is None and not planned.plan.moves:
+            with self._counted(planned.plan.passing_bytes):
+                return planned.module(None, args)  # type: ignore[no-any-return]
+        return self._execute(graph, planned, args)
+
+    def _execute(self, graph: Graph, planned: Planned, args: list[Any]) -> Sequence[Any]:
         schedule, machine = planned.plan.schedule, self.machine
         bindings = self._bindings(graph, schedule, args)
         machine.homes.trim()
-        with machine.lease_arena(schedule.arena_bytes) as arena:
+        with (
+            machine.lease_arena(schedule.arena_bytes) as arena,
+            self._counted(planned.plan.passing_bytes),
+        ):
             executor = CpuExecutor(schedule, bindings, arena, machine)
             try:
                 return planned.module(executor, args)  # type: ignore[no-any-return]
             finally:
                 executor.close()
 
+    @contextmanager
+    def _counted(self, nbytes: int) -> Generator[None, None, None]:
+        """Count what a graph holds on the device besides homes, arena and I/O buffers."""
+        self.ledger.hold(Tier.DEVICE, nbytes)
+        try:
+            yield
+        finally:
+            self.ledger.drop(Tier.DEVICE, nbytes)
+
+    def planned(self) -> tuple[Planned, ...]:
+        """Return every graph that has run, with its plan."""
+        return tuple(self._emitted.values())
+
+    @property
+    def planned_peak_bytes(self) -> int:
+        """The most device bytes that any of the plans holds."""
+        return max((each.peak_bytes for each in self.planner.plans()), default=0)
+
+    def total(self) -> Snapshot:
+        """Return what was held, moved and waited for since the session began."""
+        return self.ledger.snapshot()
+
+    def iterations(self) -> tuple[Snapshot, ...]:
+        """Return the same for each of the last iterations: from one optimizer step to the next."""
+        return tuple(self._iterations)
+
+    def end_iteration(self, optimizer: Optimizer) -> None:
+        """Take stock after a step of an optimizer that holds parameters of this model."""
+        groups: list[dict[str, Any]] = optimizer.param_groups
+        if any(self.name_of(each) is not None for group in groups for each in group["params"]):
+            self._iterations.append(self.ledger.lap())
+
     @property
     def machine(self) -> Machine:
         """The acting parts, made when the first value has to leave the device."""
         with self._lock:
             if self._machine is None:
-                self._machine = _open(self.options.nvme_dir, self.planner.io_block_bytes)
+                self._machine = _open(
+                    self.options.nvme_dir, self.planner.io_block_bytes, self.ledger
+                )
                 weakref.finalize(self, self._machine.close)
+                self._takeover = Takeover(self)
             return self._machine
 
     def name_of(self, parameter: Tensor) -> str | None:
@@ -141,6 +193,11 @@ class Session:
                 moving.setdefault(wanted, []).append((name, parameter))
         for tier, parameters in moving.items():
             self.machine.homes.adopt(parameters, tier, self.machine.transfers)
+        resident_bytes = self.planner.resident_bytes
+        if resident_bytes != self._resident_bytes:
+            self.ledger.hold(Tier.DEVICE, resident_bytes)
+            self.ledger.drop(Tier.DEVICE, self._resident_bytes)
+            self._resident_bytes = resident_bytes
 
     def _tier_of(self, tensor: Tensor) -> Tier:
         place = self._machine.homes.find(tensor) if self._machine else None
@@ -161,8 +218,15 @@ class Session:
         return found
 
 
-def _open(nvme_dir: Path | None, io_block_bytes: int) -> Machine:
-    ledger = Ledger()
+def _open(nvme_dir: Path | None, io_block_bytes: int, ledger: Ledger) -> Machine:
     file = ExtentFile(RunFolder.create(nvme_dir)) if nvme_dir else None
     transfers = Transfers(file, ledger, block_bytes=io_block_bytes)
     return Machine(Homes(file, ledger), transfers, ledger)
+
+
+def _end_iteration(
+    session: weakref.ref[Session], optimizer: Optimizer, _args: object, _kwargs: object
+) -> None:
+    own = session()
+    if own is not None:
+        own.end_iteration(optimizer)

@@ -35,11 +35,27 @@ def peak_pages(machine: Machine) -> int:
 
 
 def test_the_arena_grows_to_the_largest_lease(machine: Machine) -> None:
-    for pages, held in ((2, 2), (1, 2), (5, 5), (3, 5)):
+    for pages, mapped in ((2, 2), (1, 2), (5, 5), (3, 5)):
         with machine.lease_arena(pages * PAGE_BYTES) as arena:
-            assert arena.nbytes == held * PAGE_BYTES
-            assert held_pages(machine) == held
+            assert arena.nbytes == mapped * PAGE_BYTES
+            assert held_pages(machine) == pages
     assert peak_pages(machine) == 5, "the old arena went before the new one came"
+
+
+def test_a_smaller_lease_gives_the_rest_of_the_memory_back(machine: Machine) -> None:
+    with machine.lease_arena(64 * PAGE_BYTES) as arena:
+        arena.tensor(0, torch.uint8, (64 * PAGE_BYTES,), (1,)).fill_(7)
+    with machine.lease_arena(PAGE_BYTES) as arena:
+        seen = arena.tensor(0, torch.uint8, (64 * PAGE_BYTES,), (1,))
+        assert seen[:PAGE_BYTES].eq(7).all()
+        assert seen[PAGE_BYTES:].eq(0).all(), "memory that was given back comes back as zeros"
+
+
+def test_a_lease_of_nothing_gives_all_of_it_back(machine: Machine) -> None:
+    with machine.lease_arena(8 * PAGE_BYTES):
+        pass
+    with machine.lease_arena(0):
+        assert held_pages(machine) == 0
 
 
 def test_the_same_memory_is_lent_again(machine: Machine) -> None:
