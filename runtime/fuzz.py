@@ -24,10 +24,11 @@ POISON = 0xFF
 class FuzzExecutor:
     """A ``CpuExecutor`` that shows what a schedule forgets to wait for.
 
-    Copies start late, as ``seed`` has it.  Memory that nobody may read is poisoned: the
-    slot of a fetch until it has landed and after its release, a fresh home until its bytes
-    arrive, extents that an update has replaced, and the tensor of an offload after its
-    release if the value is ``private``: nobody outside the schedule holds that tensor.
+    Copies land late and in any order, as ``seed`` has it.  Memory that nobody may read is
+    poisoned: the slot of a fetch until it has landed and after its release, a fresh home
+    until its bytes arrive, extents that an update has replaced, and the tensor of an
+    offload after its release if the value is ``private``: nobody outside the schedule holds
+    that tensor.
     """
 
     def __init__(

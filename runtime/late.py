@@ -1,8 +1,7 @@
-"""Copies that start late: every order of landing that the channels allow, drawn by chance."""
+"""Copies that land late, in any order, drawn by chance."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from random import Random
 
@@ -13,24 +12,27 @@ from zcompile.runtime.transfers import Copies
 
 
 class LateCopies:
-    """Holds copies back until ``advance`` lets them happen, or until somebody waits.
+    """Holds copies back until ``advance`` lets them happen, or until somebody waits for them.
 
-    Each channel keeps its order.  A copy happens as a whole, within the call that lets it:
-    the same ``chance`` gives the same run, however the machine is loaded.
+    A channel starts its copies in order, but several threads carry them out: one that has
+    landed says nothing about those before it.  So here each copy happens by itself, as a
+    whole, within the call that lets it.  The same ``chance`` gives the same run, however
+    the machine is loaded.
     """
 
     def __init__(self, copies: Copies, chance: Random) -> None:
         self._copies = copies
         self._chance = chance
-        self._held: dict[Channel, deque[_Late]] = {channel: deque() for channel in Channel}
-        # Some channels let everything happen at once, some nothing before it is waited for.
+        # Some channels let everything happen at once, some nothing that nobody waits for.
         self._haste = {channel: chance.choice((0.0, 0.3, 0.7, 1.0)) for channel in Channel}
+        self._held: list[_Late] = []
 
     def advance(self) -> None:
         """Let some of the copies held back happen."""
-        for channel, held in self._held.items():
-            while held and self._chance.random() < self._haste[channel]:
-                held.popleft().happen()
+        for late in self._held:
+            if not late.landed and self._chance.random() < self._haste[late.channel]:
+                late.happen()
+        self._held = [late for late in self._held if not late.landed]
 
     def read(
         self,
@@ -91,18 +93,17 @@ class LateCopies:
         )
 
     def _hold(self, channel: Channel, start: Callable[[], Pending]) -> Pending:
-        held = self._held[channel]
-        late = _Late(start, held)
-        held.append(late)
+        late = _Late(channel, start)
+        self._held.append(late)
         return late
 
 
 class _Late:
     """A copy that is held back, or has happened."""
 
-    def __init__(self, start: Callable[[], Pending], held: deque[_Late]) -> None:
+    def __init__(self, channel: Channel, start: Callable[[], Pending]) -> None:
+        self.channel = channel
         self._start: Callable[[], Pending] | None = start
-        self._held = held
         self._error: Exception | None = None
 
     @property
@@ -119,8 +120,7 @@ class _Late:
             self._error = error
 
     def wait(self) -> None:
-        """Let every copy before this one happen, then this one."""
-        while not self.landed:
-            self._held.popleft().happen()
+        if not self.landed:
+            self.happen()
         if self._error is not None:
             raise self._error
