@@ -1,0 +1,1 @@
+"""What the backend decided and what it did, for people to read."""

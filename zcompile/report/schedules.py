@@ -1,0 +1,98 @@
+"""`zcompile.schedules`: the plans of a compiled model."""
+
+from __future__ import annotations
+
+import difflib
+import html
+from dataclasses import dataclass
+
+from zcompile.graphs import Planned
+from zcompile.ir import Schedule, Target, render
+from zcompile.passes.base import Stage
+from zcompile.report.excerpt import header, steps_with_bytes
+from zcompile.report.owner import session_of
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ScheduleReport:
+    """The plan of one graph, and how it came about.
+
+    ``schedule`` is the plan as data and ``code`` the Python of the FX module that carries it
+    out.  ``stages`` holds the schedule before and after each pass of ``pipeline``, which
+    planned for ``target``.  Printing a report shows an excerpt.
+    """
+
+    schedule: Schedule
+    stages: tuple[Stage, ...]
+    code: str
+    pipeline: str
+    target: Target
+
+    @property
+    def name(self) -> str:
+        """The name of the graph, such as ``forward.0``."""
+        return self.schedule.name
+
+    def text(self) -> str:
+        """Return the whole plan under a header; `zcompile.ir.parse` reads it back."""
+        lines = header(self.schedule, self.target, self.pipeline)
+        return "\n".join([*lines, render(self.schedule)])
+
+    def steps(self) -> str:
+        """Return every step beside the bytes that the device holds during it."""
+        return "\n".join(steps_with_bytes(self.schedule, self.target, whole=True))
+
+    def diff(self, stage: str | None = None) -> str:
+        """Return what the pass called ``stage`` changed, as a unified diff of the two texts.
+
+        Without a name: what all passes together made of the captured graph.  Raises
+        ``ValueError`` if no pass of that name ran.
+        """
+        if stage is None:
+            return _diff(self.stages[0].before, self.schedule) if self.stages else ""
+        for each in self.stages:
+            if each.name == stage:
+                return each.diff()
+        ran = ", ".join(each.name for each in self.stages) or "none"
+        raise ValueError(f"{self.name}: no pass {stage!r} ran; these did: {ran}")
+
+    def __str__(self) -> str:
+        lines = header(self.schedule, self.target, self.pipeline)
+        return "\n".join([*lines, *steps_with_bytes(self.schedule, self.target)])
+
+    def __repr__(self) -> str:
+        return f"<ScheduleReport {self.name}: {len(self.schedule.steps)} steps>"
+
+    def _repr_html_(self) -> str:
+        """Return the excerpt for a notebook."""
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def schedules(model: object) -> tuple[ScheduleReport, ...]:
+    """Return the plan of each graph of ``model``, in the order in which they were planned.
+
+    ``model`` is what ``torch.compile`` returned, or what was given to it: a module or a
+    function.  Backward is captured lazily, so its plan is there after the first backward.
+    Of a model compiled again under other options, the latest plans are returned.
+
+    Raises ``ValueError`` if ``model`` was not compiled by this backend or has not run yet.
+    """
+    return tuple(_report(planned) for planned in session_of(model).planned())
+
+
+def _report(planned: Planned) -> ScheduleReport:
+    return ScheduleReport(
+        planned.schedule, planned.stages, planned.module.code, planned.pipeline, planned.target
+    )
+
+
+def _diff(before: Schedule, after: Schedule) -> str:
+    lines = difflib.unified_diff(
+        render(before).splitlines(),
+        render(after).splitlines(),
+        "captured",
+        "planned",
+        lineterm="",
+        n=1,
+    )
+    return "\n".join(lines)
