@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from zcompile.errors import BudgetError
     from zcompile.options import Options
+    from zcompile.report.schedules import schedules
+    from zcompile.report.stats import stats
 
-__all__ = ["BudgetError", "Options", "__version__"]
+__all__ = ["BudgetError", "Options", "__version__", "schedules", "stats"]
 
 __version__: str
 
 _MODULES = {
     "BudgetError": "zcompile.errors",
     "Options": "zcompile.options",
+    "schedules": "zcompile.report.schedules",
+    "stats": "zcompile.report.stats",
 }
 
 
