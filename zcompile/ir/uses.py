@@ -23,18 +23,28 @@ def operands(kernel: Kernel) -> tuple[str, ...]:
 def given(schedule: Schedule) -> frozenset[str]:
     """Return the names of the values that exist before the first step.
 
-    A value of another role is given if the first kernel that touches it reads it (an
-    activation in backward, a state in an update); otherwise that kernel makes it (a
-    gradient in backward, a state in the first update).
+    An intermediate is never given.  An activation or a gradient is, unless a kernel makes
+    it: writes it before any kernel reads it.  Every other value always is.
     """
-    found = {value.name for value in schedule.values if value.role in GIVEN_ROLES}
-    seen = set(found)
+    made: set[str] = set()
+    touched: set[str] = set()
     for step in schedule.steps:
-        if isinstance(step, Compute | Update):
-            found.update(name for name in step.reads if name not in seen)
-            seen.update(operands(step))
-    found.update(value.name for value in schedule.values if value.name not in seen)
-    return frozenset(found)
+        match step:
+            case Compute(_, reads, writes):
+                touched.update(reads)
+                made.update(name for name in writes if name not in touched)
+                touched.update(writes)
+            case Update():
+                # What an update writes it changes in place, so it was there.
+                touched.update(operands(step))
+            case _:
+                pass
+    return frozenset(
+        value.name
+        for value in schedule.values
+        if value.role in GIVEN_ROLES
+        or (value.role is not Role.INTERMEDIATE and value.name not in made)
+    )
 
 
 def last_touch(schedule: Schedule) -> Mapping[str, int]:
