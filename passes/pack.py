@@ -57,10 +57,10 @@ class _Fit:
 
 _ORDERS: tuple[Callable[[_Slot], tuple[int, int]], ...] = (
     lambda slot: (-slot.nbytes, slot.first),
-    lambda slot: (-slot.length, slot.first),
-    lambda slot: (slot.first, -slot.nbytes),
+    lambda slot: (-slot.nbytes, -slot.length),
+    lambda slot: (-slot.nbytes * slot.length, slot.first),
 )
-"""Largest first, longest first, earliest first."""
+"""The largest first, then the earliest or the longest; and the most bytes for longest."""
 
 
 def _slots(schedule: Schedule) -> list[_Slot]:

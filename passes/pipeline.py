@@ -24,7 +24,7 @@ PIPELINE: Pipeline = (Place(), Stream(), Offload(), Keep(), Defer(), Prefetch(),
 COMPLETE = (PLACED, STREAMED, OFFLOADED, PACKED)
 """What must hold of a plan that is to be run."""
 
-RUNGS = (100, 50, 25, 0)
+RUNGS = (100, 90, 75, 50, 25, 0)
 """How much of their spare bytes the passes may spend, in percent, try by try.
 
 They spend as if the arena could be filled without holes.  Where packing leaves holes and
@@ -80,7 +80,7 @@ def _parse_pass(entry: str) -> Pass:
 
 def without(passes: Sequence[Pass], names: Collection[str]) -> Pipeline:
     """Return ``passes`` without those called ``names``, which must be among them."""
-    present = {each.name for each in passes}
+    present = [each.name for each in passes]
     for name in names:
         if name not in present:
             raise ValueError(f"{name!r} is no pass to skip; there is {', '.join(present)}")

@@ -15,10 +15,10 @@ from zcompile.passes.timeline import Timeline
 class Prefetch:
     """Hoist every fetch past kernels, away from its wait, as far as all limits allow.
 
-    At most ``distance_kernels`` kernels lie between a fetch and its wait.  At most
-    ``distance_bytes`` are on the device ahead of need, except that one value may always be,
-    however large.  A fetch does not overtake another from the same tier: they share a queue,
-    and the one that is needed first would land last.
+    At most ``distance_kernels`` kernels lie between a fetch and its wait, and where
+    ``distance_bytes`` or more are on the device ahead of need nothing is added to them.  A
+    fetch does not overtake another from the same tier: they share a queue, and the one that
+    is needed first would land last.
 
     Needs:  a plan that keeps its copies as `Stream` and `Offload` do.
     Keeps:  the kernels; the set of steps; the order of fetches from one tier.
@@ -77,13 +77,11 @@ class _Hoist:
         )
         at = gap
         while (
-            at > first and self._near(at - 1, nbytes) and self._room.take_arena(at - 1, at, nbytes)
+            at > first
+            and self._ahead[at - 1] < self._limits.distance_bytes
+            and self._room.take_arena(at - 1, at, nbytes)
         ):
             at -= 1
             self._ahead[at] += nbytes
         self._last[fetch.src] = at
         return at
-
-    def _near(self, kernel: int, nbytes: int) -> bool:
-        ahead = self._ahead[kernel]
-        return ahead == 0 or ahead + nbytes <= self._limits.distance_bytes
