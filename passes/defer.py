@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from zcompile.ir import Fetch, Release, Schedule, Target, operands, page_aligned
+from zcompile.ir import Fetch, Release, Schedule, Target, operands
 from zcompile.passes.base import OFFLOADED, STREAMED, check_not_negative, check_percent
 from zcompile.passes.room import Room
 from zcompile.passes.timeline import Timeline
@@ -48,14 +48,9 @@ class Defer:
             if not isinstance(move, Release):
                 continue
             end = gap if move.after is None else min(gap + self.kernels, len(timeline.kernels))
+            take = room.take_arena if move.value in fetched else room.take_ordinary
             at = gap
-            while at < end and move.value not in stops[at]:
-                if move.value in fetched:
-                    fits = room.take_arena(at, at + 1, page_aligned(nbytes[move.value]))
-                else:
-                    fits = room.take_ordinary(at, at + 1, nbytes[move.value])
-                if not fits:
-                    break
+            while at < end and move.value not in stops[at] and take(at, at + 1, nbytes[move.value]):
                 at += 1
             gaps[at].append(move)
             fetched.discard(move.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from zcompile.ir import Fetch, Release, Schedule, Target, Wait, page_aligned
+from zcompile.ir import Fetch, Release, Schedule, Target, Wait
 from zcompile.passes.base import OFFLOADED, STREAMED, check_percent
 from zcompile.passes.room import Room
 from zcompile.passes.timeline import Timeline
@@ -33,7 +33,7 @@ class Keep:
         check_percent(self.name, self.spare_percent)
 
     def __call__(self, schedule: Schedule, target: Target) -> Schedule:
-        nbytes = {value.name: page_aligned(value.nbytes) for value in schedule.values}
+        nbytes = {value.name: value.nbytes for value in schedule.values}
         timeline = Timeline.of(schedule)
         room = Room(schedule, target, self.spare_percent)
         dropped_fetches: set[int] = set()

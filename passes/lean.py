@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from zcompile.ir import Schedule, Target, peak_bytes
+from zcompile.ir import Schedule, Target, footprint
 from zcompile.passes.offload import Offload
 from zcompile.passes.pack import Pack
 from zcompile.passes.placement import with_homes
 from zcompile.passes.stream import Stream
-
-_MOVES = (Stream(), Offload(), Pack())
 
 
 def lean_plan(schedule: Schedule, target: Target) -> Schedule:
@@ -16,12 +14,19 @@ def lean_plan(schedule: Schedule, target: Target) -> Schedule:
 
     It is what the pipeline gives without its optional passes.
     """
-    schedule = with_homes(schedule, target.homes)
-    for each in _MOVES:
-        schedule = each(schedule, target)
-    return schedule
+    return Pack()(_unpacked(schedule, target), target)
 
 
 def lean_peak(schedule: Schedule, target: Target) -> int:
-    """Return the device bytes that the lean plan of ``schedule`` needs."""
-    return peak_bytes(lean_plan(schedule, target), target)
+    """Return the device bytes that the lean plan of ``schedule`` needs.
+
+    No copy is held past its kernel, so packing leaves no holes and need not be tried.
+    """
+    held = footprint(_unpacked(schedule, target))
+    arena_bytes = max(held.arena, default=0)
+    return target.reserved_bytes + arena_bytes + max(held.ordinary, default=0)
+
+
+def _unpacked(schedule: Schedule, target: Target) -> Schedule:
+    streamed = Stream()(with_homes(schedule, target.homes), target)
+    return Offload()(streamed, target)

@@ -41,7 +41,11 @@ class DoesNotFit(ValueError):
     ) -> None:
         self.option = option
         self.missing_bytes = missing_bytes
-        super().__init__(f"{option}: {why}; {missing_bytes} B are missing")
+        self.why = why
+        super().__init__(option, missing_bytes, why)
+
+    def __str__(self) -> str:
+        return f"{self.option}: {self.why}; {self.missing_bytes} B are missing"
 
 
 def managed_values(graphs: Sequence[Schedule], extra: Sequence[Value] = ()) -> tuple[Value, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from zcompile.ir import Fetch, Release, Schedule, Target, Tier, Wait, page_aligned
+from zcompile.ir import Fetch, Release, Schedule, Target, Tier, Wait
 from zcompile.passes.base import OFFLOADED, STREAMED, check_not_negative, check_percent
 from zcompile.passes.room import Room
 from zcompile.passes.timeline import Timeline
@@ -61,7 +61,7 @@ class _Hoist:
     ) -> None:
         self._limits = limits
         self._room = Room(schedule, target, limits.spare_percent)
-        self._nbytes = {value.name: page_aligned(value.nbytes) for value in schedule.values}
+        self._nbytes = {value.name: value.nbytes for value in schedule.values}
         self._waits = {move.ticket: gap for gap, move in timeline.moves() if isinstance(move, Wait)}
         self._ahead = [0] * len(timeline.kernels)
         self._last: dict[Tier, int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zcompile.ir import Compute, Schedule, Target, Update, footprint
+from zcompile.ir import Compute, Schedule, Target, Update, footprint, page_aligned
 from zcompile.passes.range_max import RangeMax
 
 UNLIMITED_BYTES = 1 << 62
@@ -49,11 +49,11 @@ class Room:
             self._spare_bytes = max(0, spare * spare_percent // 100)
 
     def take_arena(self, first: int, end: int, nbytes: int) -> bool:
-        """Hold ``nbytes`` more of the arena at kernels ``first .. end-1``, if there is room."""
-        return self._take(self._arena, first, end, nbytes)
+        """Hold a value of ``nbytes`` in the arena at kernels ``first .. end-1``, if it fits."""
+        return self._take(self._arena, first, end, page_aligned(nbytes))
 
     def take_ordinary(self, first: int, end: int, nbytes: int) -> bool:
-        """Hold ``nbytes`` more ordinary memory at kernels ``first .. end-1``, if there is room."""
+        """Hold ``nbytes`` of ordinary memory at kernels ``first .. end-1``, if they fit."""
         return self._take(self._ordinary, first, end, nbytes)
 
     def _take(self, part: _Part, first: int, end: int, nbytes: int) -> bool:

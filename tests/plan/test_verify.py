@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import pytest
@@ -186,6 +187,12 @@ def test_v5_kernels(captured: Schedule, why: str) -> None:
     with pytest.raises(ScheduleError, match=re.escape(why)) as error:
         verify(of(FETCH, WAIT, USE, FREE), captured=captured)
     assert error.value.rule is Rule.KERNELS
+
+
+def test_an_error_can_be_sent_to_another_process() -> None:
+    with pytest.raises(ScheduleError) as error:
+        verify(of(USE))
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
 
 
 def test_strip_leaves_the_kernels() -> None:

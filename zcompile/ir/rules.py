@@ -33,15 +33,22 @@ class ScheduleError(ValueError):
     """A schedule breaks a rule of the IR.
 
     ``rule`` is the rule, ``step`` the index of the first step that breaks it, ``None`` if
-    the fault is not at a step.
+    the fault is not at a step.  The text shows the step and its neighbours.
     """
 
     def __init__(self, schedule: Schedule, rule: Rule, why: str, step: int | None = None) -> None:
+        self.schedule = schedule
         self.rule = rule
+        self.why = why
         self.step = step
-        place = schedule.name if step is None else f"{schedule.name}, step {step}"
-        near = [] if step is None else _neighbourhood(schedule.steps, step)
-        super().__init__("\n".join([f"{rule}: {place}: {why}", *near]))
+        super().__init__(schedule, rule, why, step)
+
+    def __str__(self) -> str:
+        place = (
+            self.schedule.name if self.step is None else f"{self.schedule.name}, step {self.step}"
+        )
+        near = [] if self.step is None else _neighbourhood(self.schedule.steps, self.step)
+        return "\n".join([f"{self.rule}: {place}: {self.why}", *near])
 
 
 def _neighbourhood(steps: Sequence[Step], at: int) -> list[str]:
