@@ -80,6 +80,11 @@ class Backend:
         """Return the sessions that a compiled module or function has had so far."""
         return tuple(self._sessions.get(owner, {}).values())
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Backend:
+        """Return the backend itself: a copy of a compiled model is compiled by the same one."""
+        del memo
+        return self
+
     def managing(self, parameter: Tensor) -> Session | None:
         """Return the session that has ``parameter`` in one of its graphs."""
         for of_owner in list(self._sessions.values()):

@@ -71,14 +71,15 @@ class Spy:
         def compile_graph(module: fx.GraphModule, _: list[Any]) -> Any:
             captured = capture(kind, module, roles_of(module.graph, inputs), inline=True)
             self.captured[kind] = captured
-            if self._wrap is not None:
-                run = self._wrap(captured)
-            else:
-                run = lambda args: module(*args)  # noqa: E731 - one line says it
+            run = self._wrap(captured) if self._wrap else _boxed(module)
             run._boxed_call = True  # type: ignore[attr-defined]
             return run
 
         return compile_graph
+
+
+def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    return lambda args: module(*args)
 
 
 def captured_graphs(model: nn.Module, *inputs: Any) -> dict[str, Captured]:

@@ -60,11 +60,21 @@ def test_views_of_a_storage_are_reads_of_it() -> None:
     assert not names & {"slice_1", "view", "t", "permute"}
 
 
-def test_each_kernel_starts_at_a_large_parameter_it_is_the_first_to_read() -> None:
+def test_each_kernel_starts_at_a_large_parameter_or_gradient() -> None:
     model = Stack(depth=3)
     for schedule in schedules(model, WORDS).values():
         for kernel in kernels(schedule)[1:]:
-            assert any(name.endswith("weight") for name in kernel.reads), kernel
+            met = [*kernel.reads, *kernel.writes]
+            assert any(name.endswith(("weight", "weight:grad")) for name in met), kernel
+
+
+def test_no_kernel_reads_a_large_weight_and_makes_its_gradient() -> None:
+    backward = schedules(Stack(depth=3), WORDS)["backward"]
+    for kernel in kernels(backward):
+        for name in kernel.reads:
+            assert not name.endswith(("up.weight", "down.weight")) or (
+                f"{name}:grad" not in kernel.writes
+            )
 
 
 def test_what_leaves_the_graph_is_an_output_and_parameters_are_not() -> None:

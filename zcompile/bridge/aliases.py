@@ -14,9 +14,12 @@ from zcompile.bridge.torch_private import storage_key
 Size = int | torch.SymInt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """One piece of memory that a graph touches; ``root`` is the node that brings it about."""
+    """One piece of memory that a graph touches; ``root`` is the node that brings it about.
+
+    Two are the same only if they are the same object: a symbolic size cannot be hashed.
+    """
 
     root: fx.Node
     nbytes: Size

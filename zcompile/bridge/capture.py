@@ -145,7 +145,7 @@ def capture(name: str, module: fx.GraphModule, roles: Roles, *, inline: bool) ->
         name=name,
         module=module,
         roles=roles,
-        segments=cut(graph, roles.managed, leave_out=frozenset(last)),
+        segments=cut(graph, roles.managed, gradients.values(), frozenset(last)),
         epilogue=last,
         inline=inline,
         aliases=aliases,

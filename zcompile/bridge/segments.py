@@ -14,9 +14,9 @@ from torch import fx, nn
 from zcompile.bridge.aliases import Aliases, Storage
 
 LARGE_FRACTION = 1024
-"""A parameter is large if it has at least 1/1024 of the bytes of all parameters of its graph.
+"""What is large has at least 1/1024 of the bytes of all parameters, or gradients, of its graph.
 
-Small ones (biases, norms) are read wherever they are needed without a cut of their own.
+Small ones (biases, norms) are read and made wherever they are without a cut of their own.
 """
 
 
@@ -29,16 +29,22 @@ class Segment:
 
 
 def cut(
-    graph: fx.Graph, managed: Collection[fx.Node], leave_out: Collection[fx.Node] = ()
+    graph: fx.Graph,
+    managed: Collection[fx.Node],
+    gradients: Collection[fx.Node] = (),
+    leave_out: Collection[fx.Node] = (),
 ) -> tuple[Segment, ...]:
-    """Start a new segment before each operation that reads a large parameter anew.
+    """Start a new segment before each operation that meets a large parameter or gradient anew.
+
+    A matrix product that reads a weight and the one that makes the weight's gradient are so
+    in different segments: between them the weight can go before the gradient comes.
 
     Expects views of managed placeholders to be local (``views.localise_views``).  Nodes in
     ``leave_out`` belong to no segment.
     """
     aliases = Aliases(graph)
     own = {each for node in managed for each in aliases.of(node)}
-    large = _large(own)
+    large = _large(own) | _large({each for node in gradients for each in aliases.of(node)})
     parts: list[list[fx.Node]] = [[]]
     in_hand: set[Storage] = set()
     chain: list[fx.Node] = []
@@ -48,14 +54,18 @@ def cut(
         chain.append(node)
         if aliases.is_view_of(node, own):
             continue
-        reads = {each for one in chain for each in aliases.read_by(one)} & large
-        if reads - in_hand and parts[-1]:
+        meets = {each for one in chain for each in _touched(aliases, one)} & large
+        if meets - in_hand and parts[-1]:
             parts.append([])
             in_hand = set()
-        in_hand |= reads
+        in_hand |= meets
         parts[-1] += chain
         chain = []
     return tuple(Segment(f"seg_{i}", tuple(part)) for i, part in enumerate(parts) if part)
+
+
+def _touched(aliases: Aliases, node: fx.Node) -> tuple[Storage, ...]:
+    return (*aliases.read_by(node), *aliases.of(node))
 
 
 def epilogue(graph: fx.Graph, managed: Collection[fx.Node]) -> tuple[fx.Node, ...]:
@@ -75,7 +85,7 @@ def _operations(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _large(storages: Collection[Storage]) -> set[Storage]:
-    """Sizes of parameters are plain numbers; a symbolic size belongs to no parameter."""
+    """Sizes of parameters and their gradients are plain numbers; other storages are left out."""
     sizes = {each: each.nbytes for each in storages if isinstance(each.nbytes, int)}
     total = sum(sizes.values())
     return {each for each, size in sizes.items() if size * LARGE_FRACTION >= total}
