@@ -39,6 +39,10 @@ class LeftAlone:
     reason: str
 
 
+Member = tuple[str, Tensor]
+"""A tensor and what to call it."""
+
+
 @dataclass(slots=True)
 class _Storage:
     """One storage and those of the given tensors that lie in it; ``home`` is ``None`` for RAM."""
@@ -47,7 +51,7 @@ class _Storage:
     address: int
     nbytes: int
     home: Home | None
-    members: list[tuple[str, Tensor]] = field(default_factory=list[tuple[str, Tensor]])
+    members: list[Member] = field(default_factory=list[Member])
 
     @property
     def tier(self) -> Tier:
@@ -86,7 +90,7 @@ class _Move:
 
 
 def adopt(
-    homes: HomeMaker, tensors: Sequence[tuple[str, Tensor]], tier: Tier, copies: Copies
+    homes: HomeMaker, tensors: Sequence[Member], tier: Tier, copies: Copies
 ) -> tuple[LeftAlone, ...]:
     """Move the storages of labelled tensors to ``tier``; return those that have to stay.
 
@@ -114,7 +118,7 @@ def adopt(
 
 
 def _storages(
-    homes: HomeMaker, tensors: Iterable[tuple[str, Tensor]]
+    homes: HomeMaker, tensors: Iterable[Member]
 ) -> tuple[list[_Storage], list[LeftAlone]]:
     """Group the tensors by storage; leave out storages with a tensor that has to stay."""
     left: list[LeftAlone] = []
@@ -128,7 +132,8 @@ def _storages(
             continue
         found = _storage_of(homes, label, tensor)
         storage = storages.setdefault(found.address, found)
-        storage.members.append((label, tensor))
+        if all(tensor is not known for _, known in storage.members):
+            storage.members.append((label, tensor))
         if reason := _fixed(tensor):
             staying.setdefault(found.address, LeftAlone(label, reason))
     for address, cause in staying.items():

@@ -23,6 +23,7 @@ LOCK_NAME = "lock"
 FORMAT = "zinf run folder"
 
 _OURS = re.compile(r"zinf-\d+-[0-9a-f]{8}")
+_FAULTS_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _REMOVABLE = (EXTENTS_NAME, LOCK_NAME)  # the lock last: what is left half removed is still known
 
 
@@ -43,7 +44,7 @@ class RunFolder:
         """Make and lock a new folder in ``nvme_dir``; remove those of killed runs.
 
         A missing ``nvme_dir`` is made, and stays.  Raises ``ValueError`` if it cannot be
-        used, ``StorageError`` for other failures.
+        used, ``StorageError`` if the disk is full or broken.
         """
         parent = nvme_dir.absolute()
         _make_parent(parent)
@@ -54,9 +55,9 @@ class RunFolder:
                 path.mkdir(mode=0o700)
                 return cls(path, _make_lock(path / LOCK_NAME))
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise _unusable(parent, "is not writable") from error
             code = error.errno or errno.EIO
+            if code not in _FAULTS_OF_THE_DISK:
+                raise _unusable(parent, f"cannot be used ({error.strerror})") from error
             raise StorageError.during(
                 "create", code, file=parent, offset=0, nbytes=0, label="the run's folder"
             ) from error

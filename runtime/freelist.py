@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 
 class FreeList:
@@ -37,6 +37,26 @@ class FreeList:
             self._starts[at] += nbytes
             self._sizes[at] -= nbytes
         return start
+
+    def take_at(self, start: int, nbytes: int) -> bool:
+        """Take ``nbytes`` from ``start`` on, if all of them are free; return whether.
+
+        >>> free = FreeList()
+        >>> free.give(0, 100)
+        >>> free.take_at(40, 20), free.take_at(50, 20), free.free_bytes
+        (True, False, 80)
+        """
+        at = bisect_right(self._starts, start) - 1
+        if at < 0 or start + nbytes > self._starts[at] + self._sizes[at]:
+            return False
+        before = start - self._starts[at]
+        after = self._sizes[at] - before - nbytes
+        pieces = [
+            (s, size) for s, size in ((start - before, before), (start + nbytes, after)) if size
+        ]
+        self._starts[at : at + 1] = [s for s, _ in pieces]
+        self._sizes[at : at + 1] = [size for _, size in pieces]
+        return True
 
     def give(self, start: int, nbytes: int) -> None:
         """Make the range free; no byte of it may be free already."""

@@ -46,20 +46,30 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class HomeTable:
-    """Homes by ascending address; replaced as a whole, so that readers need no lock."""
+    """Homes by ascending address; replaced as a whole, so that readers need no lock.
+
+    A dead home may linger until the next one is entered, but never in the way of a living
+    one: it is known to be dead before its memory is unmapped, and unmapped before a new
+    home can overlap it.
+    """
 
     addresses: tuple[int, ...] = ()
     homes: tuple[Home, ...] = ()
 
     def with_homes(self, new: Iterable[Home]) -> HomeTable:
-        """Return the table with ``new`` and without those whose memory has gone.
+        """Return the table with ``new`` added."""
+        addresses, homes = list(self.addresses), list(self.homes)
+        for home in new:
+            at = bisect_right(addresses, home.address)
+            addresses.insert(at, home.address)
+            homes.insert(at, home)
+        return HomeTable(tuple(addresses), tuple(homes))
 
-        A home is dead before its memory is unmapped, and unmapped before a new one can
-        overlap it, so the result never holds a dead home in the way of a living one.
-        """
-        alive = [home for home in self.homes if home.alive]
-        homes = sorted([*alive, *new], key=lambda home: home.address)
-        return HomeTable(tuple(home.address for home in homes), tuple(homes))
+    def without(self, dead: Iterable[HomeMapping]) -> HomeTable:
+        """Return the table without the homes of ``dead`` mappings."""
+        gone = {id(mapping) for mapping in dead}
+        homes = tuple(home for home in self.homes if id(home.mapping) not in gone)
+        return HomeTable(tuple(home.address for home in homes), homes)
 
     def find(self, address: int) -> Place | None:
         """Return the place of ``address`` in a living home, if it is in one."""

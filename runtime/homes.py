@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from threading import Lock
@@ -16,7 +17,7 @@ from zcompile.runtime.buffer import Buffer, span, tensor_over
 from zcompile.runtime.extents import ExtentFile, Lease
 from zcompile.runtime.home import Home, HomeTable, Place
 from zcompile.runtime.ledger import Ledger
-from zcompile.runtime.mapping import HomeMapping, map_host, map_lease
+from zcompile.runtime.mapping import FileMapper, HomeMapping, map_host
 from zcompile.runtime.transfers import Copies
 from zcompile.runtime.trimmer import WINDOW_BYTES, Trimmer
 
@@ -35,7 +36,9 @@ class Homes:
     ) -> None:
         self._file = file
         self._ledger = ledger
+        self._mapper = FileMapper()
         self._table = HomeTable()
+        self._dead: deque[HomeMapping] = deque()
         self._lock = Lock()
         self._pid = os.getpid()
         self._trimmer = Trimmer(self.trim, window_bytes)
@@ -97,25 +100,27 @@ class Homes:
         """
         self._check_process(label)
         if tier is Tier.NVME:
-            mapping = map_lease(lease or self.lease(nbytes, label))
+            mapping = self._mapper.map(lease or self.lease(nbytes, label))
         else:
             assert tier is Tier.HOST, f"a home on {tier} is ordinary memory"
             mapping = map_host(nbytes)
         self._ledger.hold(tier, mapping.nbytes)
-        buffer = mapping.open(partial(_drop, self._ledger, tier))
+        buffer = mapping.open(partial(_bury, self._dead, self._ledger, tier))
         return Home(label, tier, nbytes, mapping), buffer
 
     def register(self, homes: Sequence[Home]) -> None:
         """Let ``find`` know ``homes``."""
         with self._lock:
+            if self._dead:
+                dead = [self._dead.popleft() for _ in range(len(self._dead))]
+                self._table = self._table.without(dead)
             self._table = self._table.with_homes(homes)
         if any(home.tier is Tier.NVME for home in homes):
             self._trimmer.start()
 
     def trim(self) -> None:
         """Drop all resident pages of homes on nvme; no byte is lost."""
-        for home in self._table.homes:
-            home.mapping.trim()
+        self._mapper.trim()
 
     def close(self) -> None:
         """End the trimming thread.  Tensors over homes stay valid."""
@@ -129,6 +134,7 @@ class Homes:
             )
 
 
-def _drop(ledger: Ledger, tier: Tier, mapping: HomeMapping) -> None:
-    """Count a home as gone; a finalizer, so it takes no lock."""
+def _bury(dead: deque[HomeMapping], ledger: Ledger, tier: Tier, mapping: HomeMapping) -> None:
+    """Take note that a home has gone; a finalizer, so it takes no lock."""
+    dead.append(mapping)
     ledger.drop(tier, mapping.nbytes)

@@ -30,8 +30,10 @@ _MADVISE.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _MALLOC_TRIM = _LIBC.malloc_trim
 _MALLOC_TRIM.argtypes = [ctypes.c_size_t]
 
-_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_PROT_NONE = 0
 _MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -49,15 +51,19 @@ def map_anonymous(nbytes: int) -> int:
     return _map(None, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
 
 
-def map_file(fd: int, offset: int, nbytes: int) -> int:
-    """Map ``nbytes`` of the file at page-aligned ``offset``, shared; return the address."""
-    return _map(None, nbytes, mmap.MAP_SHARED, fd, offset)
+def reserve(nbytes: int) -> int:
+    """Return the address of ``nbytes`` that nobody else gets, without memory behind them."""
+    return _map(None, nbytes, _RESERVED, -1, 0, _PROT_NONE)
 
 
-def remap_file(address: int, fd: int, offset: int, nbytes: int) -> None:
-    """Replace what is mapped at ``address`` by ``nbytes`` of the file at ``offset``."""
-    at = _map(address, nbytes, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
-    assert at == address
+def reserve_at(address: int, nbytes: int) -> None:
+    """Unmap what is at ``address`` and keep the addresses reserved."""
+    _map(address, nbytes, _RESERVED | _MAP_FIXED, -1, 0, _PROT_NONE)
+
+
+def map_file_at(address: int, fd: int, offset: int, nbytes: int) -> None:
+    """Replace what is mapped at ``address`` by ``nbytes`` of the file at ``offset``, shared."""
+    _map(address, nbytes, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
 
 
 def unmap(address: int, nbytes: int) -> None:
@@ -75,8 +81,15 @@ def return_freed_memory() -> None:
     _MALLOC_TRIM(0)
 
 
-def _map(address: int | None, nbytes: int, flags: int, fd: int, offset: int) -> int:
-    at: int | None = _MMAP(address, nbytes, _READ_WRITE, flags, fd, offset)
+def _map(
+    address: int | None,
+    nbytes: int,
+    flags: int,
+    fd: int,
+    offset: int,
+    protection: int = mmap.PROT_READ | mmap.PROT_WRITE,
+) -> int:
+    at: int | None = _MMAP(address, nbytes, protection, flags, fd, offset)
     if at is None or at == _MAP_FAILED:
         _check(-1)
     assert at is not None

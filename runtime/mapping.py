@@ -12,11 +12,15 @@ import errno
 import weakref
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 
 from zcompile.runtime import libc
 from zcompile.runtime.buffer import Buffer, buffer_over
 from zcompile.runtime.errors import StorageError
 from zcompile.runtime.extents import Lease, page_count_bytes
+from zcompile.runtime.reservation import HUGE_PAGE_BYTES, Reservation
+
+LEAST_RESERVATION_BYTES = 1 << 30
 
 
 class HomeMapping:
@@ -27,12 +31,15 @@ class HomeMapping:
     extent behind it (``None`` for anonymous memory), is let go.
     """
 
-    __slots__ = ("_buffer", "address", "lease", "nbytes")
+    __slots__ = ("_buffer", "_unmap", "address", "lease", "nbytes")
 
-    def __init__(self, address: int, nbytes: int, lease: Lease | None) -> None:
+    def __init__(
+        self, address: int, nbytes: int, lease: Lease | None, unmap: Callable[[int, int], None]
+    ) -> None:
         self.address = address
         self.nbytes = nbytes
         self.lease = lease
+        self._unmap = unmap
         self._buffer: Callable[[], Buffer | None] = lambda: None
 
     def open(self, on_death: Callable[[HomeMapping], None]) -> Buffer:
@@ -53,50 +60,83 @@ class HomeMapping:
 
         Tensors over the memory stay and see the new bytes.  The size must be the same.
         """
-        kept = self._buffer()
+        kept = self._buffer()  # else the addresses could become somebody else's meanwhile
         assert kept is not None, f"no tensor is left over the memory of {lease.label}"
         assert lease.capacity == self.nbytes, f"{lease} does not fit {self.nbytes} B"
-        try:
-            libc.remap_file(self.address, lease.file.fd, lease.offset, self.nbytes)
-        except OSError as error:
-            raise _failure("remap", lease, error) from error
-        _advise(self.address, self.nbytes)
+        _map_at(self.address, lease)
         self.lease = lease
-
-    def trim(self) -> None:
-        """Drop the resident pages of a file mapping; its bytes stay in the file."""
-        kept = self._buffer()  # else another thread could unmap it, and the address be reused
-        if kept is not None and self.lease is not None:
-            libc.advise(self.address, self.nbytes, libc.Advice.DONTNEED)
 
     def _end(self, on_death: Callable[[HomeMapping], None]) -> None:
         on_death(self)
-        libc.unmap(self.address, self.nbytes)
+        self._unmap(self.address, self.nbytes)
         self.lease = None
 
 
-def map_lease(lease: Lease) -> HomeMapping:
-    """Map the extent of ``lease``, shared: stores reach the file, direct reads see them."""
-    try:
-        address = libc.map_file(lease.file.fd, lease.offset, lease.capacity)
-    except OSError as error:
-        raise _failure("map", lease, error) from error
-    _advise(address, lease.capacity)
-    return HomeMapping(address, lease.capacity, lease)
+class FileMapper:
+    """Maps extents, each to the address that its offset has in a reservation.
+
+    Where another mapping is in the way (it was made for the same extent and shows another
+    one now), the next reservation is used.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._reservations: tuple[Reservation, ...] = ()
+
+    def map(self, lease: Lease) -> HomeMapping:
+        """Map the extent of ``lease``, shared: stores reach the file, direct reads see them."""
+        with self._lock:
+            reservation, address = self._place(lease)
+        mapping = HomeMapping(address, lease.capacity, lease, reservation.vacate)
+        try:
+            _map_at(address, lease)
+        except StorageError:
+            reservation.vacate(address, lease.capacity)
+            raise
+        return mapping
+
+    def trim(self) -> None:
+        """Drop all resident pages of all mappings; the file keeps their bytes."""
+        for reservation in self._reservations:
+            reservation.trim()
+
+    def _place(self, lease: Lease) -> tuple[Reservation, int]:
+        for reservation in self._reservations:
+            address = reservation.take(lease.offset, lease.capacity)
+            if address is not None:
+                return reservation, address
+        end = lease.offset + lease.capacity
+        nbytes = max(LEAST_RESERVATION_BYTES, 2 * -(-end // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
+        try:
+            reservation = Reservation(nbytes)
+        except OSError as error:
+            raise _failure("reserve addresses for", lease, error) from error
+        self._reservations = (*self._reservations, reservation)
+        address = reservation.take(lease.offset, lease.capacity)
+        assert address is not None
+        return reservation, address
 
 
 def map_host(nbytes: int) -> HomeMapping:
     """Map fresh anonymous memory of exactly the pages that ``nbytes`` need."""
     capacity = page_count_bytes(nbytes)
-    return HomeMapping(libc.map_anonymous(capacity), capacity, None)
+    return HomeMapping(libc.map_anonymous(capacity), capacity, None, libc.unmap)
+
+
+def _map_at(address: int, lease: Lease) -> None:
+    try:
+        libc.map_file_at(address, lease.file.fd, lease.offset, lease.capacity)
+    except OSError as error:
+        raise _failure("map", lease, error) from error
+    _advise(address, lease.capacity)
 
 
 def _advise(address: int, nbytes: int) -> None:
     """Make a page fault read 2 MiB.
 
-    By default it reads the device's readahead twice, 16 MiB here; with ``RANDOM`` alone 4
-    KiB, and a walk is then 40 times slower.  A kernel without huge pages refuses: it keeps
-    the default.
+    By default it reads as far ahead as the device is set to, 8 MiB for example; with
+    ``RANDOM`` alone 4 KiB, and a walk is then 30 times slower.  A kernel without huge pages
+    refuses, and keeps the default.
     """
     try:
         libc.advise(address, nbytes, libc.Advice.HUGEPAGE)
