@@ -9,7 +9,9 @@ import pytest
 
 from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.folder import RunFolder
+from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger
+from zcompile.runtime.transfers import Copies, Transfers
 
 
 @pytest.fixture
@@ -24,3 +26,17 @@ def extent_file(tmp_path: Path) -> Generator[ExtentFile, None, None]:
 @pytest.fixture
 def ledger() -> Ledger:
     return Ledger()
+
+
+@pytest.fixture
+def homes(extent_file: ExtentFile, ledger: Ledger) -> Generator[Homes, None, None]:
+    homes = Homes(extent_file, ledger)
+    yield homes
+    homes.close()
+
+
+@pytest.fixture
+def copies(extent_file: ExtentFile, ledger: Ledger) -> Generator[Copies, None, None]:
+    copies = Transfers(extent_file, ledger)
+    yield copies
+    copies.close()
