@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 from zcompile.ir import Compute, Kernel, Schedule, Target, Update, Value
 from zcompile.optim.chunks import Bucket, Member, Part, Piece, buckets
-from zcompile.optim.host import Host
+
+Passes = Callable[[Schedule, Target], Schedule]
+"""From a schedule of kernels to one with all its copies."""
 
 MAX_WINDOW_BYTES = 48 << 20
 """The most that one bucket may take: beyond this, larger requests are not faster."""
@@ -34,8 +36,8 @@ class Program:
     resident: tuple[Bucket, ...]
 
 
-def plan(members: tuple[Member, ...], host: Host, target: Target, threads: int) -> Program:
-    """Cut ``members`` into buckets that fit ``target`` and have the session plan their copies.
+def plan(members: tuple[Member, ...], passes: Passes, target: Target, threads: int) -> Program:
+    """Cut ``members`` into buckets that fit ``target``, and let ``passes`` plan their copies.
 
     Members come in the order of their groups; those with nothing away come last.
     """
@@ -46,7 +48,7 @@ def plan(members: tuple[Member, ...], host: Host, target: Target, threads: int) 
         homes = {value.name: value.home for value in _values(members, streamed)}
         # Nothing here takes more of the host tier: what rests there is changed in place.
         own = replace(target, homes=homes, host_budget=None, host_reserved_bytes=0)
-        schedule = host.plan(update_schedule(members, streamed), own)
+        schedule = passes(update_schedule(members, streamed), own)
     return Program(members, schedule, streamed, made[len(streamed) :])
 
 
@@ -58,12 +60,12 @@ class Memo:
     program: Program | None = None
 
     def program_for(
-        self, members: tuple[Member, ...], host: Host, target: Target, threads: int
+        self, members: tuple[Member, ...], passes: Passes, target: Target, threads: int
     ) -> Program:
         """Return the program of ``members``, planned anew if anything differs from last time."""
         key = (members, target, threads)
         if self.program is None or key != self.key:
-            self.program = plan(members, host, target, threads)
+            self.program = plan(members, passes, target, threads)
             self.key = key
         return self.program
 

@@ -56,16 +56,16 @@ class Subject:
                 self.tensors[kind].zero_()
         self.count = self.claim.count(rule)
 
-    def hand_over(self, state: dict[str, object]) -> None:
-        """Put the count and the states that were made into the optimizer's ``state``."""
-        if self.count is not None:
-            if self.claim.step is None:
-                state["step"] = self.count
-            else:
-                self.claim.step.copy_(self.count)
-        for kind, part in self.parts.items():
-            if part.made:
-                state[kind] = self.tensors[kind]
+    def hand_over(self, states: dict[Tensor, dict[str, object]]) -> None:
+        """Put the count and the states that were made into ``states``, the optimizer's."""
+        new: dict[str, object] = {}
+        if self.count is not None and self.claim.step is None:
+            new["step"] = self.count
+        elif self.count is not None and self.claim.step is not None:
+            self.claim.step.copy_(self.count)
+        new |= {kind: self.tensors[kind] for kind, part in self.parts.items() if part.made}
+        if new:
+            states[self.claim.param].update(new)
 
 
 def subjects_of(

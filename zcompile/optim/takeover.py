@@ -142,11 +142,11 @@ def _update(optimizer: Optimizer, rule: Rule, host: Host, memo: Memo) -> set[int
             subject.zero_states(rule, host.machine.homes)
     elif subjects:
         members = tuple(subject.member for subject in subjects)
-        program = memo.program_for(members, host, target, torch.get_num_threads())
+        program = memo.program_for(members, host.plan, target, torch.get_num_threads())
         Update(subjects, program, rule, scaling, host.machine).run()
     if not scaling.skips or rule.counts_steps:
         for subject in subjects:
-            subject.hand_over(optimizer.state[subject.claim.param])
+            subject.hand_over(optimizer.state)
     return {id(subject.claim.param) for subject in subjects}
 
 
