@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,11 +12,13 @@ from zcompile.ir import Offload, Schedule, Tier, page_aligned
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.binding import Binding, Layout
 from zcompile.runtime.extents import Lease
-from zcompile.runtime.machine import Machine
 from zcompile.runtime.shadows import Shadows
 from zcompile.runtime.spot import Region, Spot, spot_of
 from zcompile.runtime.tickets import Tickets
 from zcompile.runtime.transfers import Copies
+
+if TYPE_CHECKING:
+    from zcompile.runtime.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,18 @@ class Executor(Protocol):
         ...
 
 
+class UpdatingExecutor(Executor, Protocol):
+    """An executor that can also replace values at home, all of them or none."""
+
+    def prepare(self) -> None:
+        """Lease the space for every updated value, before the first step."""
+        ...
+
+    def commit(self) -> object:
+        """Let the updated homes have their new bytes, after the last step."""
+        ...
+
+
 Kernels = Mapping[str, Callable[[Mapping[str, "Tensor"]], Mapping[str, "Tensor"]]]
 """By kernel name: from the tensors of its reads, by value name, to those of its writes."""
 

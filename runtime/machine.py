@@ -4,26 +4,51 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
-from zcompile.ir import Tier, page_aligned
+from zcompile.ir import Schedule, Tier, page_aligned
 from zcompile.runtime.arena import Arena
+from zcompile.runtime.binding import Binding
+from zcompile.runtime.cpu import CpuExecutor
+from zcompile.runtime.executor import UpdatingExecutor
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger
 from zcompile.runtime.transfers import Transfers
+
+MakeExecutor = Callable[[Schedule, Mapping[str, Binding], Arena, "Machine"], UpdatingExecutor]
+"""``CpuExecutor``, or for tests one that is harsher."""
 
 
 class Machine:
     """Homes, transfers and ledger, and one arena that grows to the largest size asked for."""
 
-    def __init__(self, homes: Homes, transfers: Transfers, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        homes: Homes,
+        transfers: Transfers,
+        ledger: Ledger,
+        make_executor: MakeExecutor = CpuExecutor,
+    ) -> None:
         self.homes = homes
         self.transfers = transfers
         self.ledger = ledger
+        self._make_executor = make_executor
         self._turn = _Turn()
         self._arena: Arena | None = None
         self._arena_bytes = 0
+
+    @contextmanager
+    def executing(
+        self, schedule: Schedule, bindings: Mapping[str, Binding]
+    ) -> Generator[UpdatingExecutor, None, None]:
+        """Lend an executor for one invocation of ``schedule``, and the arena it needs."""
+        with self.lease_arena(schedule.arena_bytes) as arena:
+            executor = self._make_executor(schedule, bindings, arena, self)
+            try:
+                yield executor
+            finally:
+                executor.close()
 
     @contextmanager
     def lease_arena(self, nbytes: int) -> Generator[Arena, None, None]:

@@ -21,6 +21,8 @@ from zcompile.bridge.sizes import UnknownSize
 from zcompile.errors import BudgetError
 from zcompile.graphs import Graph
 from zcompile.options import Options
+from zcompile.runtime.cpu import CpuExecutor
+from zcompile.runtime.machine import MakeExecutor
 from zcompile.session import Session
 
 Compiled = Callable[..., Any]
@@ -35,7 +37,8 @@ class Backend:
 
     __name__ = "zinf"
 
-    def __init__(self) -> None:
+    def __init__(self, make_executor: MakeExecutor = CpuExecutor) -> None:
+        self._make_executor = make_executor
         self._sessions: WeakKeyDictionary[object, dict[Options, Session]] = WeakKeyDictionary()
 
     def __call__(
@@ -70,10 +73,10 @@ class Backend:
     def session(self, owner: object | None, options: Options) -> Session:
         """Return the session of ``owner`` under ``options``, a new one at first sight."""
         if owner is None:
-            return Session(options)
+            return Session(options, self._make_executor)
         of_owner = self._sessions.setdefault(owner, {})
         if options not in of_owner:
-            of_owner[options] = Session(options)
+            of_owner[options] = Session(options, self._make_executor)
         return of_owner[options]
 
     def sessions(self, owner: object) -> tuple[Session, ...]:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from threading import RLock
 from typing import Any
 
@@ -30,7 +29,7 @@ from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.folder import RunFolder
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger, Snapshot
-from zcompile.runtime.machine import Machine
+from zcompile.runtime.machine import Machine, MakeExecutor
 from zcompile.runtime.transfers import Transfers
 
 MAX_ITERATIONS = 1000
@@ -44,8 +43,9 @@ class Session:
     arena, the account of bytes.  Nothing here keeps the model or its parameters alive.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, make_executor: MakeExecutor = CpuExecutor) -> None:
         self.options = options
+        self._make_executor = make_executor
         self.planner = Planner(options)
         self.registry = Registry()
         self.segments = SegmentCompiler()
@@ -96,14 +96,10 @@ class Session:
         bindings = self._bindings(graph, schedule, args)
         machine.homes.trim()
         with (
-            machine.lease_arena(schedule.arena_bytes) as arena,
+            machine.executing(schedule, bindings) as executor,
             self._counted(planned.plan.passing_bytes),
         ):
-            executor = CpuExecutor(schedule, bindings, arena, machine)
-            try:
-                return planned.module(executor, args)  # type: ignore[no-any-return]
-            finally:
-                executor.close()
+            return planned.module(executor, args)  # type: ignore[no-any-return]
 
     @contextmanager
     def _counted(self, nbytes: int) -> Generator[None, None, None]:
@@ -142,12 +138,16 @@ class Session:
         """The acting parts, made when the first value has to leave the device."""
         with self._lock:
             if self._machine is None:
-                self._machine = _open(
-                    self.options.nvme_dir, self.planner.io_block_bytes, self.ledger
-                )
+                self._machine = self._open()
                 weakref.finalize(self, self._machine.close)
                 self._takeover = Takeover(self)
             return self._machine
+
+    def _open(self) -> Machine:
+        nvme_dir, block_bytes = self.options.nvme_dir, self.planner.io_block_bytes
+        file = ExtentFile(RunFolder.create(nvme_dir)) if nvme_dir else None
+        transfers = Transfers(file, self.ledger, block_bytes=block_bytes)
+        return Machine(Homes(file, self.ledger), transfers, self.ledger, self._make_executor)
 
     def name_of(self, parameter: Tensor) -> str | None:
         """Return what ``parameter`` is called in the schedules, if it has been in one."""
@@ -216,12 +216,6 @@ class Session:
                 assert parameter is not None, f"{step.value} is computed for nobody"
                 found[step.value] = Binding(Layout.of(parameter))
         return found
-
-
-def _open(nvme_dir: Path | None, io_block_bytes: int, ledger: Ledger) -> Machine:
-    file = ExtentFile(RunFolder.create(nvme_dir)) if nvme_dir else None
-    transfers = Transfers(file, ledger, block_bytes=io_block_bytes)
-    return Machine(Homes(file, ledger), transfers, ledger)
 
 
 def _end_iteration(

@@ -24,7 +24,6 @@ from zcompile.optim.program import Program, bucket_name, piece_name, zeros_name
 from zcompile.optim.rules import Operands, Rule, Scaling
 from zcompile.optim.subjects import GRAD, PARAM, Subject
 from zcompile.runtime.binding import Binding
-from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.executor import execute
 from zcompile.runtime.machine import Machine
 
@@ -74,8 +73,7 @@ class Update:
         for index, bucket in enumerate(self._program.streamed):
             kernels[zeros_name(index)] = self._zeros(bucket)
             kernels[bucket_name(index)] = self._kernel(bucket)
-        with self._machine.lease_arena(schedule.arena_bytes) as arena:
-            executor = CpuExecutor(schedule, self._bindings(), arena, self._machine)
+        with self._machine.executing(schedule, self._bindings()) as executor:
             try:
                 executor.prepare()
                 execute(schedule, executor, kernels, {})
@@ -83,8 +81,6 @@ class Update:
             except Exception as error:
                 self._tell_changed(error)
                 raise
-            finally:
-                executor.close()
 
     def _bindings(self) -> dict[str, Binding]:
         return {
