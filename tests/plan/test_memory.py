@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +11,7 @@ from tests.plan.schedules import captured, layers, many, placed
 from zcompile.ir import (
     Schedule,
     Target,
+    arena_peak_bytes,
     device_profile,
     footprint,
     held_at,
@@ -87,6 +90,7 @@ def test_a_schedule_without_steps() -> None:
     nothing = Schedule("s", (), (), arena_bytes=4096)
     assert device_profile(nothing, Target()) == []
     assert peak_bytes(nothing, Target(reserved_bytes=5)) == 4101
+    assert peak_bytes(replace(nothing, vacates=True), Target(reserved_bytes=5)) == 5
 
 
 def test_held_at_names_what_the_footprint_counts() -> None:
@@ -105,6 +109,22 @@ def test_a_static_arena_is_there_all_the_time(schedule: Schedule, reserved: int)
         assert device_profile(plan, target) == [
             reserved + plan.arena_bytes + each for each in ordinary
         ]
+
+
+@many
+@given(placed, st.integers(0, 9000))
+def test_an_arena_that_is_vacated_counts_its_copies(schedule: Schedule, reserved: int) -> None:
+    plan = replace(lean_plan(schedule, Target()), vacates=True)
+    held = footprint(plan)
+    profile = device_profile(plan, Target(reserved_bytes=reserved))
+    assert profile == [reserved + a + b for a, b in zip(held.ordinary, held.arena, strict=True)]
+    assert arena_peak_bytes(plan) == max(held.arena)
+
+
+def test_the_peak_of_a_static_arena_is_its_size() -> None:
+    plan = replace(GRAPH, arena_bytes=40_960)
+    assert arena_peak_bytes(plan) == 40_960
+    assert arena_peak_bytes(replace(plan, vacates=True)) == arena_peak_bytes(GRAPH) == 12_288
 
 
 @many

@@ -66,6 +66,7 @@ schedules = st.builds(
     st.lists(steps, max_size=6).map(tuple),
     tuples,
     numbers,
+    st.booleans(),
 )
 
 
@@ -77,6 +78,13 @@ def test_what_is_printed_parses_back(schedule: Schedule) -> None:
 
 def test_the_form_of_every_line() -> None:
     assert render(parse(TEXT)) == TEXT
+
+
+def test_an_arena_says_whether_it_is_vacated() -> None:
+    vacated = TEXT.replace("arena 8192 B", "arena 8192 B vacated")
+    assert not parse(TEXT).vacates
+    assert parse(vacated) == replace(parse(TEXT), vacates=True)
+    assert render(parse(vacated)) == vacated
 
 
 def test_comments_and_empty_lines_mean_nothing() -> None:
@@ -104,6 +112,7 @@ def test_one_line_a_step() -> None:
         ("seize %w", "'seize' begins no line"),
         ("schedule twice", "a second schedule"),
         ("arena 1 B\narena 2 B", "a second arena"),
+        ("arena 1 B static", "does not have the form of a arena line"),
     ],
 )
 def test_an_error_names_the_line(line: str, why: str) -> None:

@@ -49,8 +49,9 @@ W_AT = "fetch %w <- nvme as t6 at {}"
 REST = ("wait %u for t5", "wait %w for t6", "release %u", "release %w")
 
 
-def of(*lines: str, arena_bytes: int = 0) -> Schedule:
-    return parse("\n".join([VALUES, *lines, f"arena {arena_bytes} B"]))
+def of(*lines: str, arena_bytes: int = 0, vacates: bool = False) -> Schedule:
+    how = " vacated" if vacates else ""
+    return parse("\n".join([VALUES, *lines, f"arena {arena_bytes} B{how}"]))
 
 
 RIGHT = [
@@ -63,6 +64,7 @@ RIGHT = [
     of(MAKE, LEAVE, GONE, "fetch %g <- host as t3", "wait %g for t3", "release %g"),
     of(U_AT.format(0), W_AT.format(8192), *REST, arena_bytes=12288),
     of(U_AT.format(4096), W_AT.format(0), *REST, arena_bytes=12288),
+    of(U_AT.format(4096), W_AT.format(0), *REST, arena_bytes=12288, vacates=True),
 ]
 
 
@@ -131,6 +133,10 @@ BROKEN: list[tuple[Rule, Schedule, str]] = [
     (Rule.SPACE, of(W_AT.format(4096), U_AT.format(0), *REST, arena_bytes=12288), "where %w still"),
     (Rule.SPACE, of(U_AT.format(0), W_AT.format(8200), *REST, arena_bytes=20000), "no multiple"),
     (Rule.SPACE, of(U_AT.format(0), W_AT.format(8192), *REST, arena_bytes=12287), "past the arena"),
+    (Rule.SPACE, of(U_AT.format(0), W_AT.format(4096), *REST, arena_bytes=12288, vacates=True),
+     "puts %w at 4096, where %u still lies"),
+    (Rule.SPACE, of(U_AT.format(0), W_AT.format(8192), *REST, arena_bytes=8192, vacates=True),
+     "past the arena"),
     (Rule.SPACE, of(U_AT.format(0), W_AT.removesuffix(" at {}"), *REST, arena_bytes=12288),
      "gives %w no place"),
 ]  # fmt: skip
@@ -165,6 +171,23 @@ def test_v4_device_budget() -> None:
     assert error.value.rule is Rule.BUDGET
 
 
+APART = (
+    *("fetch %u <- nvme as t0 at 0", "wait %u for t0", "compute use(%u) -> () transient 9 B"),
+    *("release %u", "compute big(%x) -> (%y) transient 9000 B", "output %y"),
+)
+"""The arena is fullest at step 2, ordinary memory at step 4."""
+
+
+@pytest.mark.parametrize(("vacates", "most"), [(False, 17_200), (True, 9_008)])
+def test_v4_counts_an_arena_that_is_vacated_only_while_it_holds_copies(
+    vacates: bool, most: int
+) -> None:
+    schedule = of(*APART, arena_bytes=8192, vacates=vacates)
+    verify(schedule, Target(device_budget=most))
+    with pytest.raises(ScheduleError, match=f"step 4: {most} B held, over the device"):
+        verify(schedule, Target(device_budget=most - 1))
+
+
 def test_v4_host_budget() -> None:
     schedule = of(MAKE, LEAVE, GONE)
     verify(schedule, Target(host_budget=103, host_reserved_bytes=3))
@@ -196,7 +219,7 @@ def test_an_error_can_be_sent_to_another_process() -> None:
 
 
 def test_strip_leaves_the_kernels() -> None:
-    schedule = of(FETCH, WAIT, USE, FREE, CHANGE, MAKE, LEAVE, GONE)
+    schedule = of(FETCH, WAIT, USE, FREE, CHANGE, MAKE, LEAVE, GONE, arena_bytes=1, vacates=True)
     assert strip(schedule) == of(USE, CHANGE, MAKE)
 
 

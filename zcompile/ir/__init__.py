@@ -2,6 +2,7 @@
 
 from zcompile.ir.memory import (
     Footprint,
+    arena_peak_bytes,
     device_profile,
     footprint,
     held_at,
@@ -51,6 +52,7 @@ __all__ = [
     "Update",
     "Value",
     "Wait",
+    "arena_peak_bytes",
     "device_profile",
     "footprint",
     "given",

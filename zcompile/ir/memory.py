@@ -120,14 +120,19 @@ def held_at(schedule: Schedule, at: int) -> tuple[Value, ...]:
     return tuple(value for value in schedule.values if value.name in held)
 
 
+def arena_peak_bytes(schedule: Schedule) -> int:
+    """Return the most bytes of the arena that are held at once: all of a static one."""
+    return _static_bytes(schedule) or max(footprint(schedule).arena, default=0)
+
+
 def device_profile(schedule: Schedule, target: Target) -> list[int]:
     """Return the bytes held on the device at each step, reserved ones included.
 
-    An arena whose size is known is there all the time; before, each fetched copy counts
-    from its ``Fetch`` to its ``Release``.
+    A static arena whose size is known is there all the time.  Before it is known, or where
+    the schedule vacates, each fetched copy counts from its ``Fetch`` to its ``Release``.
     """
     held = footprint(schedule)
-    static = schedule.arena_bytes
+    static = _static_bytes(schedule)
     return [
         target.reserved_bytes + ordinary + (static or arena)
         for ordinary, arena in zip(held.ordinary, held.arena, strict=True)
@@ -155,5 +160,9 @@ def host_profile(schedule: Schedule, target: Target) -> list[int]:
 
 def peak_bytes(schedule: Schedule, target: Target) -> int:
     """Return the most bytes that are held on the device at any step."""
-    nothing_runs = target.reserved_bytes + schedule.arena_bytes
+    nothing_runs = target.reserved_bytes + _static_bytes(schedule)
     return max(device_profile(schedule, target), default=nothing_runs)
+
+
+def _static_bytes(schedule: Schedule) -> int:
+    return 0 if schedule.vacates else schedule.arena_bytes

@@ -141,6 +141,10 @@ class Schedule:
     ``outputs`` are the values that leave the graph.  ``arena_bytes`` is the size of the
     arena that the offsets of fetches assume; 0 until space is assigned or if nothing is
     fetched.
+
+    An arena is *static* unless the schedule ``vacates``: all its bytes are held from the
+    first step to the last.  Where it vacates, a release gives the slot of its copy back to
+    the system, and a slot is held from the ``Fetch`` of its copy to the ``Release``.
     """
 
     name: str
@@ -148,6 +152,7 @@ class Schedule:
     steps: tuple[Step, ...]
     outputs: tuple[str, ...] = ()
     arena_bytes: int = 0
+    vacates: bool = False
 
     def with_steps(self, steps: tuple[Step, ...]) -> Schedule:
         return replace(self, steps=steps)

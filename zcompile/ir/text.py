@@ -85,7 +85,7 @@ def render(schedule: Schedule) -> str:
         *map(_render_value, schedule.values),
         *map(render_step, schedule.steps),
         *(f"output %{name}" for name in schedule.outputs),
-        f"arena {schedule.arena_bytes} B",
+        f"arena {schedule.arena_bytes} B" + (" vacated" if schedule.vacates else ""),
     ]
     return "\n".join(lines) + "\n"
 
@@ -96,6 +96,7 @@ class _Parts:
 
     name: str | None = None
     arena_bytes: int | None = None
+    vacates: bool = False
     values: list[Value] = field(default_factory=list[Value])
     steps: list[Step] = field(default_factory=list[Step])
     outputs: list[str] = field(default_factory=list[str])
@@ -133,6 +134,7 @@ class _Parts:
         if self.arena_bytes is not None:
             raise ValueError("a second arena; a schedule has one")
         self.arena_bytes = int(line[1])
+        self.vacates = line[2] is not None
 
 
 _LINES: dict[str, tuple[re.Pattern[str], Callable[[_Parts, re.Match[str]], None]]] = {
@@ -161,7 +163,7 @@ _LINES: dict[str, tuple[re.Pattern[str], Callable[[_Parts, re.Match[str]], None]
         ("offload", rf"offload %({_NAME}) -> (\w+) as t({_NUMBER})", _Parts.read_offload),
         ("release", rf"release %({_NAME})(?: after t({_NUMBER}))?", _Parts.read_release),
         ("output", rf"output %({_NAME})", _Parts.read_output),
-        ("arena", rf"arena ({_NUMBER}) B", _Parts.read_arena),
+        ("arena", rf"arena ({_NUMBER}) B( vacated)?", _Parts.read_arena),
     )
 }
 
@@ -216,4 +218,5 @@ def parse(text: str) -> Schedule:
         tuple(parts.steps),
         tuple(parts.outputs),
         parts.arena_bytes or 0,
+        parts.vacates,
     )

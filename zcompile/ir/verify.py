@@ -75,7 +75,7 @@ def _check_budgets(schedule: Schedule, target: Target) -> None:
 def strip(schedule: Schedule) -> Schedule:
     """Return ``schedule`` without the steps that planning inserted: its kernels alone."""
     kernels = tuple(step for step in schedule.steps if isinstance(step, Compute | Update))
-    return replace(schedule, steps=kernels, arena_bytes=0)
+    return replace(schedule, steps=kernels, arena_bytes=0, vacates=False)
 
 
 def _check_kernels(schedule: Schedule, captured: Schedule) -> None:
