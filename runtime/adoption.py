@@ -103,6 +103,14 @@ def adopt(
     """
     storages, left = _storages(homes, tensors)
     moving = [storage for storage in storages if storage.tier is not tier]
+    with torch.inference_mode(False):  # what is moved while evaluating is trained later
+        _move_all(homes, moving, tier, copies)
+    if any(storage.home is None for storage in moving):
+        libc.return_freed_memory()
+    return tuple(left)
+
+
+def _move_all(homes: HomeMaker, moving: Sequence[_Storage], tier: Tier, copies: Copies) -> None:
     leases = _lease_all(homes, moving, tier)
     moves = [
         _prepare(homes, storage, tier, lease) for storage, lease in zip(moving, leases, strict=True)
@@ -112,9 +120,6 @@ def adopt(
     for move, pending in in_flight:
         pending.wait()
         move.finish()
-    if any(storage.home is None for storage in moving):
-        libc.return_freed_memory()
-    return tuple(left)
 
 
 def _storages(
@@ -180,7 +185,7 @@ def _storage_of(homes: HomeMaker, label: str, tensor: Tensor) -> _Storage:
     return _Storage(label, storage.data_ptr(), storage.nbytes(), None)
 
 
-def _lease_all(homes: HomeMaker, moving: list[_Storage], tier: Tier) -> list[Lease | None]:
+def _lease_all(homes: HomeMaker, moving: Sequence[_Storage], tier: Tier) -> list[Lease | None]:
     if tier is not Tier.NVME:
         return [None] * len(moving)
     return [homes.lease(storage.nbytes, storage.label) for storage in moving]

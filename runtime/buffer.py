@@ -47,7 +47,7 @@ def tensor_over(
     count = span(shape, stride)
     if count == 0:
         return torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype)
-    flat: Any = torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset)
-    with torch.no_grad():
+    with torch.inference_mode(False):  # a parameter moved while evaluating is trained later
+        flat: Any = torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset)
         tensor: Tensor = flat.as_strided_(tuple(shape), tuple(stride))
     return tensor

@@ -78,6 +78,7 @@ class ExtentFile:
         self.direct_fd = self._open_direct()
         fds = [fd for fd in (self.fd, self.direct_fd) if fd is not None]
         self._closing = weakref.finalize(self, _close_all, fds)
+        self._closing.atexit = False  # threads may be writing still
 
     @property
     def size_bytes(self) -> int:

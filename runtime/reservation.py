@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 
 from zcompile.runtime import libc
@@ -23,9 +24,10 @@ class Reservation:
         self._free = FreeList()
         self._free.give(0, nbytes)
         self._vacated: deque[tuple[int, int]] = deque()
-        self._reserved_bytes = nbytes + HUGE_PAGE_BYTES
-        self._address = libc.reserve(self._reserved_bytes)
-        self.base = -(-self._address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        reserved_bytes = nbytes + HUGE_PAGE_BYTES  # room to align the base
+        address = libc.reserve(reserved_bytes)
+        self.base = -(-address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        weakref.finalize(self, libc.unmap, address, reserved_bytes).atexit = False
 
     def take(self, offset: int, nbytes: int) -> int | None:
         """Take the addresses of ``nbytes`` at ``offset``; ``None`` if some are in use."""
@@ -41,6 +43,3 @@ class Reservation:
     def trim(self) -> None:
         """Drop all resident pages in one call; the file keeps their bytes."""
         libc.advise(self.base, self.nbytes, libc.Advice.DONTNEED)
-
-    def __del__(self) -> None:
-        libc.unmap(self._address, self._reserved_bytes)

@@ -75,7 +75,8 @@ class Trimmer:
     def stop(self) -> None:
         """End the thread for good."""
         self._stopped.set()
-        if self._thread is not None:
+        # The collector may run a finalizer that comes here on any thread, this one included.
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
 
