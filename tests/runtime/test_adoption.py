@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import product
 
@@ -138,6 +139,22 @@ def test_a_graph_in_flight_keeps_its_numbers(homes: Homes, copies: Copies) -> No
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         assert parameter.grad is not None
         assert torch.equal(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("tier", list(Tier))
+def test_a_parameter_adopted_in_any_mode_is_trained_later(
+    homes: Homes, copies: Copies, mode: Callable[[], AbstractContextManager[None]], tier: Tier
+) -> None:
+    model = nn.Linear(3, 4)
+    homes.adopt(list(model.named_parameters()), Tier.HOST, copies)
+    with mode():
+        homes.adopt(list(model.named_parameters()), tier, copies)
+        model(torch.ones(3))
+    model(torch.ones(3)).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    assert not model.weight.is_inference()
+    assert tier_of(homes, model.weight) is tier
 
 
 @pytest.mark.parametrize("there", [(Tier.NVME,), (Tier.HOST,), (Tier.NVME, Tier.HOST, Tier.DEVICE)])

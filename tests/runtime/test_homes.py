@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from zcompile.ir import PAGE_BYTES, Tier
 from zcompile.runtime.arena import Arena
@@ -103,6 +109,43 @@ def test_homes_that_come_and_go_are_always_told_apart(homes: Homes) -> None:
             assert home_of(homes, tensor).label == label
 
 
+def act(homes: Homes, living: list[torch.Tensor], action: str, number: int) -> None:
+    """Make, swap or drop one home; a new one and a swapped one are filled with ``number``."""
+    which = number % max(len(living), 1)
+    if action == "make" or not living:
+        tensor = homes.fresh("w", Tier.NVME, torch.int32, (700 * (number % 5 + 1),), (1,))
+        living.append(tensor.fill_(number))
+    elif action == "swap":
+        homes.swap(home_of(homes, living[which]), homes.lease(living[which].nbytes, "w"))
+        living[which].fill_(number)
+    else:
+        del living[which]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["make", "swap", "drop"]), st.integers(0, 99))))
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_home_ever_shows_the_bytes_of_another(
+    homes: Homes, extent_file: ExtentFile, actions: list[tuple[str, int]]
+) -> None:
+    living: list[torch.Tensor] = []
+    for action, number in actions:
+        before = [tensor.clone() for tensor in living]
+        act(homes, living, action, number)
+        kept = [tensor.clone() for tensor in living]
+        unchanged = sum(any(torch.equal(*pair) for pair in product([old], kept)) for old in before)
+        assert unchanged >= len(before) - 1, "one action changes one home"
+        for tensor in living:
+            lease = home_of(homes, tensor).lease
+            assert lease is not None
+            stored = os.pread(extent_file.fd, tensor.nbytes, lease.offset)
+            assert stored == tensor.numpy().tobytes(), "the extent holds what the tensor shows"
+            assert tensor.eq(tensor[0]).all()
+    held_bytes = sum(home_of(homes, tensor).mapping.nbytes for tensor in living)
+    assert extent_file.leased_bytes == held_bytes
+
+
 @pytest.mark.parametrize("tier", AWAY)
 def test_the_last_tensor_ends_a_home(
     homes: Homes, extent_file: ExtentFile, ledger: Ledger, tier: Tier
@@ -163,6 +206,8 @@ def test_tensors_outlive_homes_file_and_folder(extent_file: ExtentFile) -> None:
     tensor = homes.fresh("w", Tier.NVME, torch.float32, (1 << 18,), (1,)).fill_(3.0)
     homes.trim()
     homes.close()
+    del homes
+    gc.collect()
     extent_file.close()
     extent_file.folder.close()
     assert tensor.add_(1.0).eq(4.0).all()
@@ -209,3 +254,32 @@ def test_a_forked_child_reads_homes_drops_them_and_makes_none(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert tensor.eq(5.0).all()
     assert extent_file.leased_bytes == PAGE_BYTES
+
+
+def test_a_process_ends_quietly_with_homes_in_use(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+import torch
+from zcompile.ir import Tier
+from zcompile.runtime.extents import ExtentFile
+from zcompile.runtime.folder import RunFolder
+from zcompile.runtime.homes import Homes
+from zcompile.runtime.ledger import Ledger
+from zcompile.runtime.transfers import Transfers
+ledger = Ledger()
+file = ExtentFile(RunFolder.create(Path(sys.argv[1])))
+copies = Transfers(file, ledger)
+homes = Homes(file, ledger)
+model = torch.nn.Linear(100, 100)
+homes.adopt(list(model.named_parameters()), Tier.NVME, copies)
+gradients = [homes.fresh("g", tier, torch.float32, (1000,), (1,)) for tier in Tier]
+cycle = [homes, gradients]
+cycle.append(cycle)
+model(torch.ones(100)).sum().backward()
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    assert os.listdir(tmp_path) == []

@@ -210,6 +210,23 @@ def test_an_extent_is_mapped_elsewhere_while_its_address_shows_another(
     assert open_floats(again).eq(3.0).all()
 
 
+def test_addresses_are_reserved_until_mapper_and_tensors_have_gone(
+    extent_file: ExtentFile,
+) -> None:
+    def size_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * PAGE_BYTES
+
+    before = size_bytes()
+    mapper = FileMapper()
+    weight = open_floats(mapper.map(extent_file.lease(NUMEL * 4, "w")))
+    del mapper
+    gc.collect()
+    assert size_bytes() - before >= 1 << 30
+    assert weight.fill_(1.0).eq(1.0).all()
+    del weight
+    assert size_bytes() - before < 1 << 29
+
+
 def test_a_large_file_gets_addresses_too(extent_file: ExtentFile, mapper: FileMapper) -> None:
     far = Lease(extent_file, 1, 5 << 40, 5000, "w")
     assert (mapper.map(far).address - far.offset) % (2 << 20) == 0
