@@ -10,16 +10,18 @@ from zcompile.ir import Schedule, Target, peak_bytes, verify
 from zcompile.passes.base import OFFLOADED, PACKED, PLACED, STREAMED, Pass, Stage, run
 from zcompile.passes.defer import Defer
 from zcompile.passes.keep import Keep
+from zcompile.passes.lean import static_lean_peak
 from zcompile.passes.offload import Offload
 from zcompile.passes.pack import Pack
 from zcompile.passes.place import Place
 from zcompile.passes.prefetch import Prefetch
 from zcompile.passes.stream import Stream
+from zcompile.passes.vacate import Vacate
 
 Pipeline = tuple[Pass, ...]
 
 PIPELINE: Pipeline = (Place(), Stream(), Offload(), Keep(), Defer(), Prefetch(), Pack())
-"""What runs unless the user says otherwise."""
+"""What runs unless the user says otherwise; as a last resort with `Vacate` in it."""
 
 COMPLETE = (PLACED, STREAMED, OFFLOADED, PACKED)
 """What must hold of a plan that is to be run."""
@@ -31,7 +33,10 @@ They spend as if the arena could be filled without holes.  Where packing leaves 
 so breaks the budget, less is spent.  At 0 they are left out: the lean plan has no holes.
 """
 
-_PASSES: dict[str, Pass] = {each.name: each for each in PIPELINE}
+VACATING_RUNGS = (100, 0)
+"""The same for an arena that is vacated: there a hole takes no memory."""
+
+_PASSES: dict[str, Pass] = {each.name: each for each in (*PIPELINE, Vacate())}
 _BETWEEN_ENTRIES = re.compile(r",(?![^{]*\})")
 _ENTRY = re.compile(r"(\w+)(?:\{(.*)\})?")
 _OPTION = re.compile(r"(\w+)=([0-9]+)")
@@ -132,8 +137,28 @@ class Plan:
 
 
 def ladder(passes: Sequence[Pass]) -> tuple[Pipeline, ...]:
-    """Return ``passes`` as they are and ever leaner, without repetition."""
-    return tuple(dict.fromkeys(_leaner(passes, percent) for percent in RUNGS))
+    """Return ``passes`` as they are and ever leaner, at last vacating, without repetition."""
+    vacating = _vacating(passes)
+    return tuple(
+        dict.fromkeys(
+            (
+                *(_leaner(passes, percent) for percent in RUNGS),
+                *(_leaner(vacating, percent) for percent in VACATING_RUNGS),
+            )
+        )
+    )
+
+
+def _vacates(passes: Sequence[Pass]) -> bool:
+    return any(isinstance(each, Vacate) for each in passes)
+
+
+def _vacating(passes: Sequence[Pass]) -> Pipeline:
+    """Return ``passes`` with `Vacate` among them, before any pass that looks for room."""
+    if _vacates(passes):
+        return tuple(passes)
+    at = 1 + next(at for at, each in enumerate(passes) if OFFLOADED in each.gives)
+    return (*passes[:at], Vacate(), *passes[at:])
 
 
 def _leaner(passes: Sequence[Pass], percent: int) -> Pipeline:
@@ -155,6 +180,11 @@ def run_within_budget(passes: Sequence[Pass], schedule: Schedule, target: Target
     check_order(passes)
     rejected: list[Rejected] = []
     rungs = ladder(passes)
+    if target.device_budget is not None and (
+        static_lean_peak(schedule, target) > target.device_budget
+    ):
+        # No static plan needs less than the lean one: nothing would come of trying them.
+        rungs = tuple(filter(_vacates, rungs))
     for pipeline in rungs:
         stages = run(pipeline, schedule, target)
         planned = stages[-1].after

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from zcompile.ir import Role, Schedule, Target, Tier, Value
 from zcompile.passes.base import PLACED
-from zcompile.passes.lean import lean_peak
+from zcompile.passes.lean import lean_peak, static_lean_peak
 from zcompile.passes.pins import Pin, pin_of
 from zcompile.passes.placement import (
     DoesNotFit,
@@ -61,6 +61,9 @@ def place(
     is left; the rest goes to the host while it has room, and to nvme.  The hottest kind goes
     first, and within a kind what a graph names first.
 
+    Plans with a static arena are the faster ones, so what fits is measured by them; only
+    where nothing fits in this way, by plans that vacate it.
+
     Raises ``DoesNotFit`` if a pin cannot be obeyed or no placement keeps the budgets.
     """
     model = _Model(tuple(graphs), managed_values(graphs, extra), target)
@@ -97,11 +100,12 @@ class _Model:
     def host_bytes(self) -> int:
         return (self.target.host_budget or 0) - self.target.host_reserved_bytes
 
-    def peak(self, device: Iterable[str]) -> int:
+    def peak(self, device: Iterable[str], *, vacating: bool) -> int:
         """Return what the lean plans need with homes on the ``device`` and the rest away.
 
         Which tier the rest is on makes no difference to the device.
         """
+        peak_of = lean_peak if vacating else static_lean_peak
         on_device = set(device)
         homes = {
             each.name: Tier.DEVICE if each.name in on_device else Tier.NVME for each in self.values
@@ -109,7 +113,7 @@ class _Model:
         placement = Placement(homes)
         return max(
             (
-                lean_peak(graph, target_for(graph, placement, self.values, self.target))
+                peak_of(graph, target_for(graph, placement, self.values, self.target))
                 for graph in self.graphs
             ),
             default=self.target.reserved_bytes + resident_bytes(placement, self.values),
@@ -137,20 +141,25 @@ def _device_homes(
     everything = [*on_device, *(each.name for each in free)]
     if budget is None:
         return {each.name: Tier.DEVICE for each in free}
-    if (all_bytes := model.peak(everything)) <= budget:
-        return {each.name: Tier.DEVICE for each in free}
+    for vacating in (False, True):
+        if (all_bytes := model.peak(everything, vacating=vacating)) <= budget:
+            return {each.name: Tier.DEVICE for each in free}
+        if (lean_bytes := model.peak(on_device, vacating=vacating)) <= budget:
+            break
     if model.away is None:
         why = "all must live on the device: there is neither host_budget nor nvme_dir"
         raise DoesNotFit("device_budget", all_bytes - budget, why)
-    lean_bytes = model.peak(on_device)
     if lean_bytes > budget:
         why = f"{lean_bytes} B are needed with all but pinned values off the device"
         raise DoesNotFit("device_budget", lean_bytes - budget, why)
     room = min((budget - lean_bytes) // 2, MAX_PREFETCH_BYTES)
-    chosen = _fill(model, on_device, free, budget - room)
-    if _excess(model, pinned, chosen, free) > 0:
-        # What is neither on the device nor on the host is nowhere: prefetching gives way.
-        chosen |= _fill(model, [*on_device, *chosen], free, budget)
+    chosen = _fill(model, on_device, free, budget - room, vacating=vacating)
+    # What is neither on the device nor on the host is nowhere: prefetching gives way, and
+    # so does the static arena.
+    for last_resort in (vacating, True):
+        if _excess(model, pinned, chosen, free) > 0:
+            taken = [*on_device, *chosen]
+            chosen |= _fill(model, taken, free, budget, vacating=last_resort)
     if (missing := _excess(model, pinned, chosen, free)) > 0:
         raise DoesNotFit("host_budget", missing, "the host is full and there is no nvme_dir")
     return dict.fromkeys(chosen, Tier.DEVICE)
@@ -168,7 +177,12 @@ def _excess(
 
 
 def _fill(
-    model: _Model, on_device: Sequence[str], free: Sequence[Value], budget: int
+    model: _Model,
+    on_device: Sequence[str],
+    free: Sequence[Value],
+    budget: int,
+    *,
+    vacating: bool,
 ) -> dict[str, None]:
     """Return those of ``free`` that fit, in order, beside the values ``on_device``.
 
@@ -179,7 +193,7 @@ def _fill(
     chosen: dict[str, None] = {}
     for _ in range(MAX_ROUNDS):
         taken = {*on_device, *chosen}
-        spare = budget - model.peak(taken)
+        spare = budget - model.peak(taken, vacating=vacating)
         before = len(chosen)
         for value in free:
             cost = _device_cost(value)

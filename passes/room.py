@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zcompile.ir import Compute, Schedule, Target, Update, footprint, page_aligned
@@ -13,18 +14,24 @@ UNLIMITED_BYTES = 1 << 62
 
 @dataclass(slots=True)
 class _Part:
-    """One of the two parts of the device memory: what it holds at each kernel, and at most."""
+    """A part of the device memory: what it holds at each kernel, and at most."""
 
     held: RangeMax
     peak_bytes: int
+
+    @classmethod
+    def at(cls, kernels: Sequence[int], held: Sequence[int]) -> _Part:
+        """Return the part that holds ``held`` step by step, of which ``kernels`` are kernels."""
+        return cls(RangeMax([held[at] for at in kernels]), max(held, default=0))
 
 
 class Room:
     """The device bytes that a pass may still spend; it lives in one call of that pass.
 
-    The arena is static: it is as large as its fullest moment, all the time.  So what counts
-    is the peak of the arena plus the peak of ordinary memory, whenever they are.  Holding
-    more below a peak is free; raising one takes from what is spare.
+    A static arena is as large as its fullest moment, all the time.  So what counts is the
+    peak of the arena plus the peak of ordinary memory, whenever they are.  Holding more below
+    a peak is free; raising one takes from what is spare.  Where the schedule vacates, the two
+    are one part with one peak.
 
     Note [Gaps hold no more than kernels]: moves in a gap free before they fetch
     (`zcompile.passes.timeline`), so no step between two kernels holds more than the larger
@@ -36,15 +43,16 @@ class Room:
         kernels = [
             at for at, step in enumerate(schedule.steps) if isinstance(step, Compute | Update)
         ]
-        self._arena = _Part(
-            RangeMax([held.arena[at] for at in kernels]), max(held.arena, default=0)
-        )
-        self._ordinary = _Part(
-            RangeMax([held.ordinary[at] for at in kernels]), max(held.ordinary, default=0)
-        )
+        if schedule.vacates:
+            both = [a + b for a, b in zip(held.arena, held.ordinary, strict=True)]
+            self._arena = self._ordinary = _Part.at(kernels, both)
+            peaks = self._arena.peak_bytes
+        else:
+            self._arena = _Part.at(kernels, held.arena)
+            self._ordinary = _Part.at(kernels, held.ordinary)
+            peaks = self._arena.peak_bytes + self._ordinary.peak_bytes
         self._spare_bytes = UNLIMITED_BYTES
         if target.device_budget is not None:
-            peaks = self._arena.peak_bytes + self._ordinary.peak_bytes
             spare = target.device_budget - target.reserved_bytes - peaks
             self._spare_bytes = max(0, spare * spare_percent // 100)
 

@@ -13,7 +13,6 @@ from zcompile.ir import (
     Update,
     Value,
     footprint,
-    given,
     held_at,
     kernel_name,
     peak_bytes,
@@ -31,8 +30,7 @@ class Smallest:
     """The least device budget, and what needs it.
 
     ``step`` is the kernel at which most is held, by its number in the captured ``schedule``;
-    ``kernel`` is its name.  ``values`` are the largest held there, the largest first, those
-    for which the arena is as large as it is among them.
+    ``kernel`` is its name.  ``values`` are the largest held there, the largest first.
     """
 
     bytes: int
@@ -55,16 +53,13 @@ def smallest_bytes(schedule: Schedule, target: Target) -> Smallest:
     kernels = {at: step for at, step in enumerate(plan.steps) if isinstance(step, Compute | Update)}
     if not kernels:
         return Smallest(peak_bytes(plan, target), schedule.name, 0, "", ())
-    # The arena is there at every step, so the step that decides need not be the one that
-    # fills it.
-    fullest = max(kernels, key=lambda at: held.ordinary[at])
-    fullest_arena = max(kernels, key=lambda at: held.arena[at])
+    fullest = max(kernels, key=lambda at: held.ordinary[at] + held.arena[at])
     return Smallest(
         bytes=peak_bytes(plan, target),
         schedule=schedule.name,
         step=list(kernels).index(fullest),
         kernel=kernel_name(kernels[fullest]),
-        values=_largest(plan, fullest, fullest_arena),
+        values=_largest(plan, fullest),
     )
 
 
@@ -92,13 +87,6 @@ def _away(target: Target) -> Tier:
     return Tier.DEVICE if target.host_budget is None else Tier.HOST
 
 
-def _largest(plan: Schedule, fullest: int, fullest_arena: int) -> tuple[Value, ...]:
-    there = given(plan)
-    slots = {
-        value.name
-        for value in held_at(plan, fullest_arena)
-        if value.home is not Tier.DEVICE and value.name in there
-    }
-    held = {value.name for value in held_at(plan, fullest)} | slots
-    largest = sorted(plan.values, key=lambda value: -value.nbytes)
-    return tuple(value for value in largest if value.name in held)[:NUM_VALUES]
+def _largest(plan: Schedule, fullest: int) -> tuple[Value, ...]:
+    largest = sorted(held_at(plan, fullest), key=lambda value: -value.nbytes)
+    return tuple(largest[:NUM_VALUES])

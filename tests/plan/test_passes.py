@@ -35,32 +35,36 @@ from zcompile.ir import given as given_values
 from zcompile.passes.base import OFFLOADED, PLACED, STREAMED, Pass, rules_given, run
 from zcompile.passes.defer import Defer
 from zcompile.passes.keep import Keep
-from zcompile.passes.lean import lean_peak, lean_plan
+from zcompile.passes.lean import lean_peak, lean_plan, static_lean_peak
 from zcompile.passes.offload import Offload as OffloadPass
 from zcompile.passes.pack import Pack
 from zcompile.passes.place import Place
 from zcompile.passes.prefetch import Prefetch
 from zcompile.passes.stream import Stream
+from zcompile.passes.vacate import Vacate
 
 spare_bytes = st.integers(0, 200_000)
 
 
-def lean(schedule: Schedule) -> Schedule:
+def lean(schedule: Schedule, *, vacating: bool = False) -> Schedule:
     """The lean plan, not packed: what the optional passes start from."""
-    return OffloadPass()(Stream()(schedule, Target()), Target())
+    plan = OffloadPass()(Stream()(schedule, Target()), Target())
+    return Vacate()(plan, Target()) if vacating else plan
 
 
 def counted(steps: tuple[Step, ...]) -> Counter[Step]:
     return Counter(steps)
 
 
-def budget(schedule: Schedule, spare: int) -> Target:
-    """A budget that the packed lean plan of ``schedule`` keeps, and ``spare`` bytes more."""
-    return Target(device_budget=lean_peak(schedule, Target()) + spare)
+def budget(lean: Schedule, spare: int) -> Target:
+    """A budget that ``lean`` keeps once it is packed, and ``spare`` bytes more."""
+    return Target(device_budget=peak(lean) + spare)
 
 
-def static_peak(schedule: Schedule) -> int:
+def peak(schedule: Schedule) -> int:
     """What a packing without holes would hold."""
+    if schedule.vacates:
+        return peak_bytes(schedule, Target())
     held = footprint(schedule)
     return max(held.ordinary, default=0) + max(held.arena, default=0)
 
@@ -118,13 +122,13 @@ def _writes(step: Step) -> tuple[str, ...]:
 
 
 @many
-@given(placed, spare_bytes, st.integers(0, 100))
-def test_keep(schedule: Schedule, spare: int, percent: int) -> None:
-    before = lean(schedule)
-    target = budget(schedule, spare)
+@given(placed, st.booleans(), spare_bytes, st.integers(0, 100))
+def test_keep(schedule: Schedule, vacating: bool, spare: int, percent: int) -> None:
+    before = lean(schedule, vacating=vacating)
+    target = budget(before, spare)
     after = Keep(percent)(before, target)
     verify(after, captured=schedule)
-    assert static_peak(after) <= static_peak(before) + spare * percent // 100
+    assert peak(after) <= peak(before) + spare * percent // 100
     gone = counted(before.steps) - counted(after.steps)
     assert not counted(after.steps) - counted(before.steps)
     fetches = sum(isinstance(step, Fetch) for step in gone.elements())
@@ -134,14 +138,14 @@ def test_keep(schedule: Schedule, spare: int, percent: int) -> None:
 
 
 @many
-@given(placed, st.integers(0, 4), spare_bytes, st.integers(0, 100))
-def test_defer(schedule: Schedule, kernels: int, spare: int, percent: int) -> None:
-    before = lean(schedule)
-    target = budget(schedule, spare)
+@given(placed, st.booleans(), st.integers(0, 4), spare_bytes, st.integers(0, 100))
+def test_defer(schedule: Schedule, vacating: bool, kernels: int, spare: int, percent: int) -> None:
+    before = lean(schedule, vacating=vacating)
+    target = budget(before, spare)
     after = Defer(kernels, percent)(before, target)
     verify(after, captured=schedule)
     assert counted(after.steps) == counted(before.steps)
-    assert static_peak(after) <= static_peak(before) + spare * percent // 100
+    assert peak(after) <= peak(before) + spare * percent // 100
     for ticket, distance in _release_distances(after).items():
         assert distance <= _release_distances(before)[ticket] + kernels
 
@@ -158,14 +162,23 @@ def _release_distances(schedule: Schedule) -> dict[int, int]:
 
 
 @many
-@given(placed, st.integers(0, 4), st.integers(0, 200_000), spare_bytes, st.integers(0, 100))
-def test_prefetch(schedule: Schedule, kernels: int, ahead: int, spare: int, percent: int) -> None:
-    before = lean(schedule)
-    target = budget(schedule, spare)
+@given(
+    placed,
+    st.booleans(),
+    st.integers(0, 4),
+    st.integers(0, 200_000),
+    spare_bytes,
+    st.integers(0, 100),
+)
+def test_prefetch(
+    schedule: Schedule, vacating: bool, kernels: int, ahead: int, spare: int, percent: int
+) -> None:
+    before = lean(schedule, vacating=vacating)
+    target = budget(before, spare)
     after = Prefetch(kernels, ahead, percent)(before, target)
     verify(after, captured=schedule)
     assert counted(after.steps) == counted(before.steps)
-    assert static_peak(after) <= static_peak(before) + spare * percent // 100
+    assert peak(after) <= peak(before) + spare * percent // 100
     for tier in Tier:
         assert _queue(after, tier) == _queue(before, tier)
     for distance in _fetch_distances(after).values():
@@ -190,10 +203,11 @@ def _fetch_distances(schedule: Schedule) -> dict[int, int]:
 
 
 @many
-@given(placed, spare_bytes)
-def test_pack(schedule: Schedule, spare: int) -> None:
-    target = budget(schedule, spare)
-    before = Prefetch()(Defer()(Keep()(lean(schedule), target), target), target)
+@given(placed, st.booleans(), spare_bytes)
+def test_pack(schedule: Schedule, vacating: bool, spare: int) -> None:
+    leanest = lean(schedule, vacating=vacating)
+    target = budget(leanest, spare)
+    before = Prefetch()(Defer()(Keep()(leanest, target), target), target)
     after = Pack()(before, target)
     verify(after, captured=schedule)
     unplaced = [
@@ -213,16 +227,32 @@ def test_pack(schedule: Schedule, spare: int) -> None:
 @given(placed)
 def test_the_lean_plan_packs_without_holes(schedule: Schedule) -> None:
     plan = lean_plan(schedule, Target())
+    assert plan.vacates
     assert plan.arena_bytes == max(footprint(plan).arena, default=0)
-    assert peak_bytes(plan, Target()) == static_peak(plan)
+    assert peak_bytes(plan, Target()) == lean_peak(schedule, Target())
+    static = replace(plan, vacates=False)
+    assert peak_bytes(static, Target()) == static_lean_peak(schedule, Target())
+    assert lean_peak(schedule, Target()) <= static_lean_peak(schedule, Target())
 
 
 @many
-@given(placed, spare_bytes)
-def test_no_pass_holds_more_than_the_kernels_around_it(schedule: Schedule, spare: int) -> None:
+@given(placed)
+def test_vacate(schedule: Schedule) -> None:
+    before = lean(schedule)
+    after = Vacate()(before, Target())
+    verify(after, captured=schedule)
+    assert after == replace(before, vacates=True)
+
+
+@many
+@given(placed, st.booleans(), spare_bytes)
+def test_no_pass_holds_more_than_the_kernels_around_it(
+    schedule: Schedule, vacating: bool, spare: int
+) -> None:
     # Note [Gaps hold no more than kernels] in passes/room.py.
-    target = budget(schedule, spare)
-    plan = Prefetch()(Defer()(Keep()(lean(schedule), target), target), target)
+    leanest = lean(schedule, vacating=vacating)
+    target = budget(leanest, spare)
+    plan = Prefetch()(Defer()(Keep()(leanest, target), target), target)
     profile = device_profile(plan, Target())
     kernels = [at for at, step in enumerate(plan.steps) if isinstance(step, Compute | Update)]
     at_kernels = [profile[at] for at in kernels]
@@ -241,20 +271,20 @@ SPENDERS: tuple[Pass, ...] = (
 )
 
 
+@pytest.mark.parametrize("vacating", [False, True])
 @pytest.mark.parametrize("each", SPENDERS)
-def test_without_spare_bytes_no_peak_rises(each: Pass) -> None:
-    schedule = layers(40)
-    before = lean(schedule)
-    after = each(before, budget(schedule, 0))
-    assert static_peak(after) == static_peak(before)
+def test_without_spare_bytes_no_peak_rises(each: Pass, vacating: bool) -> None:
+    before = lean(layers(40), vacating=vacating)
+    after = each(before, budget(before, 0))
+    assert peak(after) == peak(before)
 
 
+@pytest.mark.parametrize("vacating", [False, True])
 @pytest.mark.parametrize("each", SPENDERS)
-def test_over_the_budget_a_pass_still_does_no_harm(each: Pass) -> None:
-    schedule = layers(40)
-    before = lean(schedule)
+def test_over_the_budget_a_pass_still_does_no_harm(each: Pass, vacating: bool) -> None:
+    before = lean(layers(40), vacating=vacating)
     after = each(before, Target(device_budget=1))
-    assert static_peak(after) == static_peak(before)
+    assert peak(after) == peak(before)
 
 
 @pytest.mark.parametrize("each", SPENDERS)
@@ -268,6 +298,31 @@ def test_keep_takes_the_shortest_gap_first() -> None:
     fetched = Counter(step.value for step in plan.steps if isinstance(step, Fetch))
     assert fetched["embedding"] == 2  # from the first kernel to the last
     assert fetched["b0"] == 1  # read by the first five in a row: no byte more at any kernel
+
+
+APART = parse("""\
+schedule s
+value %w : 4096 B parameter @ nvme
+value %u : 4096 B parameter @ nvme
+value %y : 8 B intermediate @ device
+compute far(%w) -> () transient 0 B
+compute busy() -> (%y) transient 8192 B
+compute near(%u) -> () transient 0 B
+output %y
+""")
+
+
+@pytest.mark.parametrize(
+    ("vacating", "spare", "distance"), [(False, 0, 1), (True, 0, 0), (True, 4096, 2)]
+)
+def test_a_vacated_arena_and_ordinary_memory_share_what_is_spare(
+    vacating: bool, spare: int, distance: int
+) -> None:
+    before = lean(APART, vacating=vacating)
+    assert peak(before) == 8192 + (0 if vacating else 4096)
+    plan = Prefetch()(before, budget(before, spare))
+    # Beside the busy kernel a static arena is there anyway.
+    assert max(_fetch_distances(plan).values()) == distance
 
 
 def test_a_value_larger_than_the_distance_is_prefetched() -> None:

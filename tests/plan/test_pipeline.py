@@ -30,7 +30,7 @@ from zcompile.ir import (
 from zcompile.passes.base import Pass
 from zcompile.passes.defer import Defer
 from zcompile.passes.keep import Keep
-from zcompile.passes.lean import lean_peak, lean_plan
+from zcompile.passes.lean import lean_peak, lean_plan, static_lean_peak
 from zcompile.passes.offload import Offload as OffloadPass
 from zcompile.passes.pack import Pack
 from zcompile.passes.pipeline import (
@@ -46,6 +46,7 @@ from zcompile.passes.pipeline import (
 from zcompile.passes.place import Place
 from zcompile.passes.prefetch import Prefetch
 from zcompile.passes.stream import Stream
+from zcompile.passes.vacate import Vacate
 
 percents = st.integers(0, 100)
 passes = st.one_of(
@@ -53,6 +54,7 @@ passes = st.one_of(
     st.just(Stream()),
     st.just(OffloadPass()),
     st.just(Pack()),
+    st.just(Vacate()),
     st.builds(Keep, percents),
     st.builds(Defer, st.integers(0, 9), percents),
     st.builds(Prefetch, st.integers(0, 9), st.integers(0, 1 << 40), percents),
@@ -127,13 +129,37 @@ def test_passes_are_left_out_by_name() -> None:
 
 
 def test_the_ladder_ends_with_the_lean_pipeline() -> None:
-    first, *middle, last = ladder(PIPELINE)
+    first, second, *_, lean_static, vacating, last = ladder(PIPELINE)
     assert first == PIPELINE
-    assert last == (Place(), Stream(), OffloadPass(), Pack())
-    assert [each for each in middle[0] if isinstance(each, Prefetch)] == [
-        Prefetch(spare_percent=90)
-    ]
+    assert [each for each in second if isinstance(each, Prefetch)] == [Prefetch(spare_percent=90)]
+    assert lean_static == (Place(), Stream(), OffloadPass(), Pack())
+    assert vacating == (*PIPELINE[:3], Vacate(), *PIPELINE[3:])
+    assert last == (Place(), Stream(), OffloadPass(), Vacate(), Pack())
     assert ladder(last) == (last,)
+    assert ladder(lean_static) == (lean_static, last)
+
+
+@many
+@given(placed, st.integers(0, 300_000))
+def test_an_arena_is_vacated_exactly_where_no_static_plan_fits(
+    schedule: Schedule, spare: int
+) -> None:
+    target = Target(device_budget=lean_peak(schedule, Target()) + spare)
+    plan = run_within_budget(PIPELINE, schedule, target)
+    least = static_lean_peak(schedule, Target())
+    assert plan.schedule.vacates == (least > (target.device_budget or 0))
+    if plan.schedule.vacates:  # no static plan is even tried, and holes take no memory
+        assert plan.pipeline == "place,stream,offload,vacate" + render_pipeline(
+            PIPELINE
+        ).removeprefix("place,stream,offload")
+        assert plan.rejected == ()
+
+
+def test_a_pipeline_may_vacate_from_the_start() -> None:
+    pipeline = build_pipeline("place,stream,offload,vacate,prefetch,pack")
+    plan = run_within_budget(pipeline, layers(3), Target(device_budget=1 << 40))
+    assert plan.pipeline == render_pipeline(pipeline)
+    assert plan.schedule.vacates
 
 
 @many
@@ -159,7 +185,7 @@ def test_a_budget_that_is_too_small_is_refused(schedule: Schedule) -> None:
 
 def test_where_packing_leaves_holes_a_leaner_pipeline_is_used() -> None:
     schedule = layers(30)
-    target = Target(device_budget=lean_peak(schedule, Target()) + (14 << 20))
+    target = Target(device_budget=static_lean_peak(schedule, Target()) + (14 << 20))
     plan = run_within_budget(PIPELINE, schedule, target)
     verify(plan.schedule, target, captured=schedule)
     tried = [each.pipeline for each in plan.rejected]
@@ -226,7 +252,7 @@ def renamed(schedule: Schedule, new: dict[str, str]) -> Schedule:
 
 def test_ten_thousand_steps_are_planned() -> None:
     schedule = layers(1200)
-    target = Target(device_budget=int(1.2 * lean_peak(schedule, Target())))
+    target = Target(device_budget=int(1.2 * static_lean_peak(schedule, Target())))
     plan = run_within_budget(PIPELINE, schedule, target).schedule
     assert len(plan.steps) > 10_000
     held = footprint(plan)

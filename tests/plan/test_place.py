@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.schedules import many, models
+from tests.plan.small_models import GRADIENT, MOMENT, PARAMETER, Model, attempt, pins, small
 from zcompile.ir import (
-    Compute,
     Fetch,
     Role,
     Schedule,
@@ -35,55 +35,7 @@ from zcompile.passes.placement import (
     resident_bytes,
     target_for,
 )
-from zcompile.passes.smallest import smallest_bytes, smallest_for_model
-
-Model = tuple[tuple[Schedule, ...], tuple[Value, ...]]
-
-PARAMETER = Value("layers.0.weight", 8192, Role.PARAMETER)
-GRADIENT = Value("layers.0.weight:grad", 8192, Role.GRADIENT)
-MOMENT = Value("layers.0.weight:exp_avg", 8192, Role.STATE)
-
-tiers = st.sampled_from(Tier)
-pins = st.lists(
-    st.tuples(
-        st.sampled_from(["parameters", "gradients", "optimizer", "l0.*", "*.w", "l1.w", "none"]),
-        tiers,
-    ),
-    max_size=3,
-)
-
-
-def small(*, kernels: int = 2) -> Model:
-    """A forward and a backward over one layer each, of two pages."""
-    x = Value("x", 100, Role.INPUT, held=True)
-    y = Value("y", 100, Role.INTERMEDIATE)
-    parameters = [replace(PARAMETER, name=f"layers.{i}.weight") for i in range(kernels)]
-    gradients = [replace(GRADIENT, name=f"{each.name}:grad") for each in parameters]
-    forward = Schedule(
-        "forward",
-        (x, y, *parameters),
-        (*(Compute(f"f{i}", ("x", each.name), ()) for i, each in enumerate(parameters)),
-         Compute("last", ("x",), ("y",), 100)),
-        ("y",),
-    )  # fmt: skip
-    backward = Schedule(
-        "backward",
-        (x, *parameters, *gradients),
-        tuple(
-            Compute(f"b{i}", ("x", each.name), (f"{each.name}:grad",), 8192)
-            for i, each in enumerate(parameters)
-        ),
-        tuple(each.name for each in gradients),
-    )
-    states = tuple(replace(MOMENT, name=f"{each.name}:exp_avg") for each in parameters)
-    return (forward, backward), states
-
-
-def attempt(model: Model, pins: list[Pin], target: Target) -> Placement | DoesNotFit:
-    try:
-        return place(*model, pins, target)
-    except DoesNotFit as error:
-        return error
+from zcompile.passes.smallest import smallest_for_model
 
 
 def peak(model: Model, placement: Placement, target: Target) -> int:
@@ -322,49 +274,6 @@ def test_placements_are_deterministic(model: Model, pins: list[Pin], spare: int)
         target, device_budget=smallest_for_model(graphs, extra, pins, target).bytes + spare
     )
     assert place(graphs, extra, pins, target) == place(graphs, extra, pins, target)
-
-
-@many
-@given(models(), pins, st.sampled_from([100, 102, 150]))
-def test_the_smallest_budget_works_and_no_smaller_one(
-    model: Model, pins: list[Pin], percent: int
-) -> None:
-    graphs, extra = model
-    target = Target(host_budget=1 << 40, has_nvme=True, reserved_bytes=11)
-    least = smallest_for_model(graphs, extra, pins, target)
-    values = managed_values(graphs, extra)
-    own = replace(target, device_budget=-(-least.bytes * percent // 100))
-    placement = place(graphs, extra, pins, own)
-    for graph in graphs:
-        run_within_budget(PIPELINE, graph, target_for(graph, placement, values, own))
-    less = attempt(model, pins, replace(target, device_budget=least.bytes - 1))
-    if isinstance(less, DoesNotFit):
-        assert (less.option, less.missing_bytes) == ("device_budget", 1)
-    else:  # with everything at home on the device there is no arena, and less is needed
-        assert Tier.DEVICE in less.homes.values()
-
-
-def test_the_smallest_budget_names_what_needs_it() -> None:
-    (forward, backward), extra = small()
-    least = smallest_for_model((forward, backward), extra, (), Target(has_nvme=True))
-    assert (least.schedule, least.step, least.kernel) == ("backward", 0, "b0")
-    assert least.bytes == 100 + 8192 + 8192
-    assert {value.name for value in least.values} == {
-        "x", "layers.0.weight", "layers.0.weight:grad"
-    }  # fmt: skip
-    assert least == smallest_bytes(backward, Target(has_nvme=True))
-
-
-def test_the_smallest_budget_without_another_tier_is_all_of_it() -> None:
-    graphs, extra = small()
-    least = smallest_for_model(graphs, extra, (), Target())
-    placement = place(graphs, extra, (), Target(device_budget=least.bytes))
-    assert set(placement.homes.values()) == {Tier.DEVICE}
-
-
-def test_the_smallest_budget_of_a_graph_that_does_nothing() -> None:
-    least = smallest_bytes(Schedule("idle", (), ()), Target(reserved_bytes=5))
-    assert (least.bytes, least.values) == (5, ())
 
 
 def test_updates_stream_through_what_is_left() -> None:
