@@ -122,6 +122,13 @@ def act(homes: Homes, living: list[torch.Tensor], action: str, number: int) -> N
         del living[which]
 
 
+def shows_its_extent(homes: Homes, tensor: torch.Tensor) -> bool:
+    lease = home_of(homes, tensor).lease
+    assert lease is not None
+    stored = os.pread(lease.file.fd, tensor.nbytes, lease.offset)
+    return stored == tensor.numpy().tobytes() and bool(tensor.eq(tensor[0]).all())
+
+
 @given(st.lists(st.tuples(st.sampled_from(["make", "swap", "drop"]), st.integers(0, 99))))
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -136,12 +143,7 @@ def test_no_home_ever_shows_the_bytes_of_another(
         kept = [tensor.clone() for tensor in living]
         unchanged = sum(any(torch.equal(*pair) for pair in product([old], kept)) for old in before)
         assert unchanged >= len(before) - 1, "one action changes one home"
-        for tensor in living:
-            lease = home_of(homes, tensor).lease
-            assert lease is not None
-            stored = os.pread(extent_file.fd, tensor.nbytes, lease.offset)
-            assert stored == tensor.numpy().tobytes(), "the extent holds what the tensor shows"
-            assert tensor.eq(tensor[0]).all()
+        assert all(shows_its_extent(homes, tensor) for tensor in living)
     held_bytes = sum(home_of(homes, tensor).mapping.nbytes for tensor in living)
     assert extent_file.leased_bytes == held_bytes
 
