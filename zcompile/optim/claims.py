@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ from zcompile.runtime.buffer import span
 class Claim:
     """One parameter that we update, with everything its update touches.
 
-    ``states`` are those of parameter size; it is empty, and ``step`` is ``None``, before the
-    first update.
+    ``states`` are those of parameter size.  Before the first update there are none, and
+    ``step``, the count of updates, is ``None``.
     """
 
     name: str
@@ -60,20 +60,26 @@ def _candidates(optimizer: Optimizer, rule: Rule, host: Host) -> Iterator[Claim]
     for index, group in enumerate(optimizer.param_groups):
         if scaling.used and not rule.fused(group):
             continue  # torch refuses
-        names = rule.state_names(group)
         for param in group["params"]:
             name = host.name_of(param)
-            grad = param.grad
-            if name is None or grad is None or not _plain(param) or not _alike(grad, param):
-                continue
-            if rule.refusal(group, param.dtype):
+            if name is None or not _updatable(param, rule, group):
                 continue
             state = optimizer.state.get(param, {})
-            present = {key: state[key] for key in names if state.get(key) is not None}
-            if not _complete(rule, names, state, present, param):
-                continue
-            step = state.get("step") if rule.counts_steps else None
-            yield Claim(name, param, grad, group, index, present, step)
+            kinds = rule.state_names(group)
+            states = {kind: state[kind] for kind in kinds if state.get(kind) is not None}
+            if _complete(rule, kinds, state, states, param):
+                step = state.get("step") if rule.counts_steps else None
+                yield Claim(name, param, param.grad, group, index, states, step)
+
+
+def _updatable(param: Tensor, rule: Rule, group: Group) -> bool:
+    grad = param.grad
+    return (
+        grad is not None
+        and _plain(param)
+        and _alike(grad, param)
+        and rule.refusal(group, param.dtype) is None
+    )
 
 
 def _any_sparse(optimizer: Optimizer) -> bool:
@@ -126,17 +132,17 @@ def _alike(tensor: Tensor, param: Tensor) -> bool:
 
 def _complete(
     rule: Rule,
-    names: Sequence[str],
-    state: dict[str, object],
-    present: dict[str, Tensor],
+    kinds: Sequence[str],
+    state: Mapping[str, object],
+    states: Mapping[str, Tensor],
     param: Tensor,
 ) -> bool:
     """Return whether the states are what torch would have made: all of them, or none yet."""
-    if not all(_alike(tensor, param) for tensor in present.values()):
+    if not all(_alike(tensor, param) for tensor in states.values()):
         return False
-    if not rule.counts_steps:
+    if not rule.counts_steps or not state:
         return True
-    return not state or (len(present) == len(names) and isinstance(state.get("step"), Tensor))
+    return len(states) == len(kinds) and isinstance(state.get("step"), Tensor)
 
 
 class _Stretch(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,10 +16,11 @@ from zcompile.optim.host import Host
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """One state of the size of its managed parameter."""
+    """One state of the size of its managed parameter, ``param``."""
 
     name: str
     tensor: Tensor
+    param: Tensor
 
 
 def states_of(optimizer: Optimizer, host: Host) -> Iterator[StateTensor]:
@@ -34,7 +35,26 @@ def states_of(optimizer: Optimizer, host: Host) -> Iterator[StateTensor]:
             continue
         for kind, tensor in state.items():
             if isinstance(tensor, Tensor) and tensor.shape == param.shape and tensor.dim() > 0:
-                yield StateTensor(f"{name}:{kind}", tensor)
+                yield StateTensor(f"{name}:{kind}", tensor, param)
+
+
+def left_bytes(optimizer: Optimizer, host: Host, done: Collection[int] = ()) -> int:
+    """Return the bytes of homes that torch's own step will touch.
+
+    They are those of parameters that have a gradient and whose ids are not in ``done``,
+    with their gradients and states.
+    """
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    left = {id(param) for param in params if param.grad is not None}.difference(done)
+    if not left:
+        return 0
+    tensors = [tensor for param in params if id(param) in left for tensor in (param, param.grad)]
+    tensors += [state.tensor for state in states_of(optimizer, host) if id(state.param) in left]
+    return sum(
+        each.nbytes
+        for each in tensors
+        if each.layout is torch.strided and host.machine.homes.find(each) is not None
+    )
 
 
 def bring_home(optimizer: Optimizer, host: Host) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,15 +24,16 @@ PARAM, GRAD = "", "grad"
 class Subject:
     """One parameter in an update: its parts as planned and their tensors, both by kind.
 
-    Parts that are made have a tensor from ``make_states`` on.  ``count`` is what the count
-    of updates becomes.
+    ``number`` is its place in the optimizer.  A part that is to be made has a tensor from
+    ``make_states`` on.  ``count`` is what the count of updates becomes.
     """
 
+    number: int
     claim: Claim
     member: Member
     parts: dict[str, Part]
     tensors: dict[str, Tensor]
-    count: Tensor | None = field(default=None)
+    count: Tensor | None = None
 
     @property
     def first(self) -> bool:
@@ -48,13 +49,18 @@ class Subject:
                     part.name, part.home, like.dtype, like.shape, like.stride()
                 )
 
-    def zero_states(self, rule: Rule, homes: Homes) -> None:
-        """Make the states that do not exist, as zeros, and the count, for an update that skips."""
-        self.make_states(homes)
-        for kind, part in self.parts.items():
-            if part.made:
-                self.tensors[kind].zero_()
-        self.count = self.claim.count(rule)
+    def skip(self, rule: Rule, homes: Homes) -> None:
+        """Do what torch does where a gradient that is not finite prevents the update.
+
+        The states of Adam begin as zeros then.  torch also begins the momentum of SGD, with
+        whatever lies in memory; ours begins with the first finite gradient.
+        """
+        if rule.counts_steps:
+            self.make_states(homes)
+            for kind, part in self.parts.items():
+                if part.made:
+                    self.tensors[kind].zero_()
+            self.count = self.claim.count(rule)
 
     def hand_over(self, states: dict[Tensor, dict[str, object]]) -> None:
         """Put the count and the states that were made into ``states``, the optimizer's."""
@@ -63,7 +69,8 @@ class Subject:
             new["step"] = self.count
         elif self.count is not None and self.claim.step is not None:
             self.claim.step.copy_(self.count)
-        new |= {kind: self.tensors[kind] for kind, part in self.parts.items() if part.made}
+        made = [kind for kind, part in self.parts.items() if part.made and kind in self.tensors]
+        new.update((kind, self.tensors[kind]) for kind in made)
         if new:
             states[self.claim.param].update(new)
 
@@ -72,21 +79,20 @@ def subjects_of(
     claims: Sequence[Claim], rule: Rule, scaling: Scaling, host: Host
 ) -> tuple[Subject, ...]:
     """Return ``claims`` in the order in which they are updated, grouped for bucketing."""
-    keyed = [
-        ((_rank(parts), claim.group_index, any(part.made for part in parts.values())), claim, parts)
-        for claim, parts in ((claim, _parts(claim, rule, scaling, host)) for claim in claims)
-    ]
-    keyed.sort(key=lambda entry: entry[0])
-    groups = {key: number for number, key in enumerate(dict.fromkeys(key for key, *_ in keyed))}
-    return tuple(
+    parts_of = [_parts(claim, rule, scaling, host) for claim in claims]
+    keys = [_key(claim, parts) for claim, parts in zip(claims, parts_of, strict=True)]
+    groups = {key: group for group, key in enumerate(sorted(set(keys)))}
+    subjects = [
         Subject(
+            number,
             claim,
             _member(claim, parts, groups[key], rule),
             parts,
             {PARAM: claim.param, GRAD: claim.grad, **claim.states},
         )
-        for key, claim, parts in keyed
-    )
+        for number, (claim, parts, key) in enumerate(zip(claims, parts_of, keys, strict=True))
+    ]
+    return tuple(sorted(subjects, key=lambda subject: subject.member.group))
 
 
 def fitting(subjects: Sequence[Subject], target: Target) -> tuple[Subject, ...]:
@@ -118,20 +124,27 @@ def _home_of(tensor: Tensor, host: Host) -> Tier:
     return place.home.tier if place is not None else Tier.DEVICE
 
 
-def _rank(parts: dict[str, Part]) -> int:
-    """Return when to update: what is on nvme alone first, then mixtures, then what stays put."""
+def _key(claim: Claim, parts: dict[str, Part]) -> tuple[int, int, bool]:
+    """Return by what to sort: parameters that differ in it are never in one bucket.
+
+    First comes what is on nvme alone, then mixtures, then what stays put: see ``update``.
+    Within that, parameters of one group and age of states share their calls of a kernel.
+    """
+    first = any(part.made for part in parts.values())
     if not any(part.away for part in parts.values()):
-        return 2
-    return 0 if all(part.home is Tier.NVME for part in parts.values() if part.written) else 1
+        return 2, claim.group_index, first
+    nvme_alone = all(part.home is Tier.NVME for part in parts.values() if part.written)
+    return 0 if nvme_alone else 1, claim.group_index, first
 
 
 def _member(claim: Claim, parts: dict[str, Part], group: int, rule: Rule) -> Member:
     param = claim.param
+    first = any(part.made for part in parts.values())
     return Member(
         parts=tuple(parts.values()),
         group=group,
         numel=param.numel(),
         itemsize=param.itemsize,
-        temporaries=rule.temporaries(claim.group, first=any(part.made for part in parts.values())),
+        temporaries=rule.temporaries(claim.group, first=first),
         tails_differ=rule.tails_differ(claim.group, param.dtype),
     )

@@ -31,7 +31,7 @@ from zcompile.optim.claims import claims_of
 from zcompile.optim.host import Host
 from zcompile.optim.program import Memo
 from zcompile.optim.rules import Rule, Scaling, rule_of
-from zcompile.optim.states import bring_home
+from zcompile.optim.states import bring_home, left_bytes
 from zcompile.optim.subjects import fitting, subjects_of
 from zcompile.optim.update import Update
 
@@ -41,11 +41,15 @@ Kwargs = dict[str, Any]
 
 @dataclass(slots=True)
 class _Sighting:
-    """What one takeover knows of one optimizer that it has met."""
+    """What one takeover knows of one optimizer that it has met.
+
+    ``left_bytes`` are those of homes that torch's own part of the step at hand touches.
+    """
 
     on_load: RemovableHandle
     memo: Memo = field(default_factory=Memo)
     last_hook: RemovableHandle | None = None
+    left_bytes: int = 0
     warned: bool = False
 
 
@@ -80,6 +84,7 @@ class Takeover:
         moved_bytes = bring_home(optimizer, host)
         if rule_of(optimizer) is None:
             self._warn(optimizer, moved_bytes)
+            sighting.left_bytes = left_bytes(optimizer, host)
             return
         # Anew for each step: so it stands behind hooks that were added since the last one.
         if sighting.last_hook is not None:
@@ -95,13 +100,20 @@ class Takeover:
         args, kwargs = _with_closure_run(args, kwargs)
         # Another session's hook may have put a stand-in there already.
         optimizer_left, *others = args
-        done = _update(optimizer_left, rule, host, self._sighting(optimizer).memo)
+        sighting = self._sighting(optimizer)
+        done = _update(optimizer_left, rule, host, sighting.memo)
+        sighting.left_bytes = left_bytes(optimizer_left, host, done)
         return (_without(optimizer_left, done), *others), kwargs
 
     def _after_step(self, optimizer: Optimizer, _args: Args, _kwargs: Kwargs) -> None:
         host = self._host()
-        if host is not None and _holds_managed(optimizer, host):
-            self._warn(optimizer, bring_home(optimizer, host))
+        if host is None or not _holds_managed(optimizer, host):
+            return
+        # The steps of a subclass and of its base come here one after the other: count once.
+        sighting = self._sighting(optimizer)
+        host.machine.ledger.eager(sighting.left_bytes)
+        sighting.left_bytes = 0
+        self._warn(optimizer, bring_home(optimizer, host))
 
     def _after_load(self, optimizer: Optimizer) -> None:
         host = self._host()
@@ -137,16 +149,14 @@ def _update(optimizer: Optimizer, rule: Rule, host: Host, memo: Memo) -> set[int
     target = host.target()  # only now: states that are new have been placed meanwhile
     subjects = fitting(subjects, target)
     if scaling.skips:
-        # The states of SGD begin as the first gradient, so none begin here.
-        for subject in subjects if rule.counts_steps else ():
-            subject.zero_states(rule, host.machine.homes)
+        for subject in subjects:
+            subject.skip(rule, host.machine.homes)
     elif subjects:
         members = tuple(subject.member for subject in subjects)
         program = memo.program_for(members, host.plan, target, torch.get_num_threads())
         Update(subjects, program, rule, scaling, host.machine).run()
-    if not scaling.skips or rule.counts_steps:
-        for subject in subjects:
-            subject.hand_over(optimizer.state)
+    for subject in sorted(subjects, key=lambda subject: subject.number):
+        subject.hand_over(optimizer.state)
     return {id(subject.claim.param) for subject in subjects}
 
 
