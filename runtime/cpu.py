@@ -35,6 +35,8 @@ class CpuExecutor:
     ``bindings`` says what the names of managed values stand for, ``arena`` is on lease for
     this invocation.  ``copies`` starts the copies, by default the machine's transfers.
 
+    If the schedule vacates, the memory of a slot is given back when its copy is released.
+
     A schedule that updates values calls ``prepare`` before its first step and ``commit``
     after its last.  Until then their homes in the file have the bytes of before, so that
     any error leaves them as they were.  Homes on other tiers are changed in place.
@@ -54,6 +56,7 @@ class CpuExecutor:
         assert schedule.arena_bytes <= arena.nbytes, "the arena is too small for the schedule"
         self._bindings = bindings
         self._arena = arena
+        self._vacates = schedule.vacates
         self._homes = machine.homes
         self._copies: Copies = copies or machine.transfers
         self._ledger = machine.ledger
@@ -101,7 +104,9 @@ class CpuExecutor:
     def release(self, value: str, after: int | None) -> None:
         if after is not None:
             self._tickets.finish(after, value)
-        self._offsets.pop(value, None)
+        offset = self._offsets.pop(value, None)
+        if offset is not None and self._vacates:
+            self._arena.vacate(offset, page_aligned(self._bindings[value].layout.nbytes))
         self._let_go(value)
 
     def commit(self) -> tuple[Lease, ...]:

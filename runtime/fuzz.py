@@ -28,7 +28,7 @@ class FuzzExecutor:
     poisoned: the slot of a fetch until it has landed and after its release, a fresh home
     until its bytes arrive, extents that an update has replaced, and the tensor of an
     offload after its release if the value is ``private``: nobody outside the schedule holds
-    that tensor.
+    that tensor.  So a slot that the release has vacated takes its memory again.
     """
 
     def __init__(

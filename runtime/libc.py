@@ -44,6 +44,7 @@ class Advice(IntEnum):
     RANDOM = mmap.MADV_RANDOM
     DONTNEED = mmap.MADV_DONTNEED
     HUGEPAGE = mmap.MADV_HUGEPAGE
+    NOHUGEPAGE = mmap.MADV_NOHUGEPAGE
 
 
 def map_anonymous(nbytes: int) -> int:

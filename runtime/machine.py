@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
-from zcompile.ir import Schedule, Tier, page_aligned
+from zcompile.ir import Schedule, Tier, arena_peak_bytes, page_aligned
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.binding import Binding
 from zcompile.runtime.cpu import CpuExecutor
@@ -43,7 +43,8 @@ class Machine:
         self, schedule: Schedule, bindings: Mapping[str, Binding]
     ) -> Generator[UpdatingExecutor, None, None]:
         """Lend an executor for one invocation of ``schedule``, and the arena it needs."""
-        with self.lease_arena(schedule.arena_bytes) as arena:
+        held_bytes = arena_peak_bytes(schedule) if schedule.vacates else None
+        with self.lease_arena(schedule.arena_bytes, held_bytes=held_bytes) as arena:
             executor = self._make_executor(schedule, bindings, arena, self)
             try:
                 yield executor
@@ -51,25 +52,36 @@ class Machine:
                 executor.close()
 
     @contextmanager
-    def lease_arena(self, nbytes: int) -> Generator[Arena, None, None]:
+    def lease_arena(
+        self, nbytes: int, *, held_bytes: int | None = None
+    ) -> Generator[Arena, None, None]:
         """Lend an arena of at least ``nbytes`` to this thread; no more of it takes memory.
+
+        With ``held_bytes`` the arena is lent empty, for an executor that vacates its slots
+        and never holds more than so many bytes at once: they are what counts, and only
+        while the lease lasts.
 
         Another thread waits until the lease ends: an executor for which one arena was
         planned never meets a second.  A lease within a lease of the same thread, such as a
         forward that runs inside a backward, gets an arena of its own.  Who needs no bytes
         waits for nobody.
         """
+        by_slot = held_bytes is not None
+        counted_bytes = page_aligned(nbytes) if held_bytes is None else held_bytes
         if nbytes == 0:
-            self._vacate_if_idle()
+            self._empty_if_idle()
         if nbytes == 0 or self._turn.is_mine():
-            arena = self._make(nbytes)
+            with self._counted(counted_bytes):
+                yield Arena(nbytes, huge_pages=not by_slot)
+            return
+        with self._turn:
+            arena = self._mapped(page_aligned(nbytes), huge_pages=not by_slot)
+            self._hold(0 if by_slot else page_aligned(nbytes), counted_bytes)
             try:
                 yield arena
             finally:
-                self._forget(arena)
-            return
-        with self._turn:
-            yield self._sized(nbytes)
+                if by_slot:
+                    self._hold(0, 0)
 
     def shrink_arena(self) -> None:
         """Free the arena; the next lease makes it anew.  Waits for a lease to end."""
@@ -82,42 +94,46 @@ class Machine:
         self.homes.close()
         self.shrink_arena()
 
-    def _sized(self, nbytes: int) -> Arena:
-        """Return the arena with memory for ``nbytes``, which is what the plan at hand counts.
-
-        Addresses are kept from plan to plan; the memory behind those of a smaller one is
-        given back, since the next plan may need it elsewhere.
-        """
-        nbytes = page_aligned(nbytes)
-        if self._arena is None or self._arena.nbytes < nbytes:
+    def _mapped(self, nbytes: int, *, huge_pages: bool) -> Arena:
+        """Return the arena with addresses for ``nbytes``; they are kept from plan to plan."""
+        if (
+            self._arena is None
+            or self._arena.nbytes < nbytes
+            or self._arena.huge_pages != huge_pages
+        ):
             self._free()  # before the next is made: both may not fit
-            self._arena = Arena(nbytes)
-        else:
-            self._arena.vacate(nbytes)
-        self.ledger.drop(Tier.DEVICE, self._arena_bytes)
-        self.ledger.hold(Tier.DEVICE, nbytes)
-        self._arena_bytes = nbytes
+            self._arena = Arena(nbytes, huge_pages=huge_pages)
         return self._arena
 
-    def _vacate_if_idle(self) -> None:
+    def _hold(self, nbytes: int, counted_bytes: int) -> None:
+        """Keep the memory behind the first ``nbytes`` of the arena, and count what is given.
+
+        The rest is given back, since the plan at hand may need it elsewhere.
+        """
+        if self._arena is not None:
+            self._arena.vacate(nbytes)
+        self.ledger.drop(Tier.DEVICE, self._arena_bytes)
+        self.ledger.hold(Tier.DEVICE, counted_bytes)
+        self._arena_bytes = counted_bytes
+
+    def _empty_if_idle(self) -> None:
         if self._turn.take_if_free():
             try:
-                self._sized(0)
+                self._hold(0, 0)
             finally:
                 self._turn.give()
 
     def _free(self) -> None:
         self._arena = None
-        self.ledger.drop(Tier.DEVICE, self._arena_bytes)
-        self._arena_bytes = 0
+        self._hold(0, 0)
 
-    def _make(self, nbytes: int) -> Arena:
-        arena = Arena(nbytes)
-        self.ledger.hold(Tier.DEVICE, arena.nbytes)
-        return arena
-
-    def _forget(self, arena: Arena) -> None:
-        self.ledger.drop(Tier.DEVICE, arena.nbytes)
+    @contextmanager
+    def _counted(self, nbytes: int) -> Generator[None, None, None]:
+        self.ledger.hold(Tier.DEVICE, nbytes)
+        try:
+            yield
+        finally:
+            self.ledger.drop(Tier.DEVICE, nbytes)
 
 
 class _Turn:
