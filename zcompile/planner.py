@@ -10,7 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.errors import BudgetError
-from zcompile.ir import MANAGED_ROLES, PAGE_BYTES, Compute, Role, Schedule, Target, Tier, Value, peak_bytes
+from zcompile.ir import (
+    MANAGED_ROLES,
+    PAGE_BYTES,
+    Compute,
+    Role,
+    Schedule,
+    Target,
+    Tier,
+    Value,
+    arena_peak_bytes,
+    peak_bytes,
+)
 from zcompile.options import Options
 from zcompile.passes.pipeline import Pipeline, Plan, build_pipeline, run_within_budget
 from zcompile.passes.place import place
@@ -63,13 +74,16 @@ class GraphPlan:
 
     @property
     def passing_bytes(self) -> int:
-        """The most device bytes at any step that are neither homes nor arena nor buffers."""
+        """What is missing to the peak when homes, buffers and the arena at its fullest count.
+
+        With a static arena it is the most ordinary memory that the kernels take.
+        """
         at_home = sum(
             each.nbytes
             for each in self.schedule.values
             if each.role in MANAGED_ROLES and each.home is Tier.DEVICE
         )
-        fixed = self.target.reserved_bytes + self.schedule.arena_bytes + at_home
+        fixed = self.target.reserved_bytes + arena_peak_bytes(self.schedule) + at_home
         return max(0, self.peak_bytes - fixed)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zcompile.ir import Compute, Release, Role, Schedule, Target, Tier, Value, parse
 from zcompile.report.excerpt import LINE_WIDTH, MAX_WHOLE, header, steps_with_bytes
 from zcompile.report.traffic import Traffic, planned_traffic
@@ -34,7 +36,7 @@ def test_the_header_sums_up_the_plan_in_comments() -> None:
         "# forward.0: 9 steps, 2 fetch, 2 wait, 1 compute, 3 release, 1 offload",
         "# pipeline  stream,pack",
         "# device    peak 7.0 MiB at step 4, budget 16.0 MiB",
-        "# of it     arena 2.0 MiB, reserved outside this graph 1.0 MiB",
+        "# of it     static arena 2.0 MiB, reserved outside this graph 1.0 MiB",
         "# moves     2.0 MiB in 1 copy: NVMe read",
         "# moves     4.0 KiB in 1 copy: host to device",
         "# moves     2.0 MiB in 1 copy: NVMe write",
@@ -44,6 +46,13 @@ def test_the_header_sums_up_the_plan_in_comments() -> None:
         "# holds     1 gradient @ nvme: 2.0 MiB",
         "# holds     1 intermediate @ device: 1.0 MiB",
     ]
+
+
+def test_a_vacated_arena_counts_what_it_holds() -> None:
+    vacated = replace(PLAN, arena_bytes=1 << 30, vacates=True)
+    assert header(vacated, TARGET, "")[3] == (
+        "# of it     vacated arena 2.0 MiB, reserved outside this graph 1.0 MiB"
+    )
 
 
 def test_without_a_budget_it_says_so() -> None:

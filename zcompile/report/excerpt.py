@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from zcompile.ir import Schedule, Step, Target, device_profile, peak_bytes, render_step
+from zcompile.ir import (
+    Schedule,
+    Step,
+    Target,
+    arena_peak_bytes,
+    device_profile,
+    peak_bytes,
+    render_step,
+)
 from zcompile.report.traffic import planned_traffic
 from zcompile.report.units import CHANNEL_LABELS, clipped, mebibytes
 
@@ -34,7 +42,8 @@ def header(schedule: Schedule, target: Target, pipeline: str) -> list[str]:
         ("device", f"peak {mebibytes(peak)}{at}, {limit}"),
         (
             "of it",
-            f"arena {mebibytes(schedule.arena_bytes)}, "
+            f"{'vacated' if schedule.vacates else 'static'} arena "
+            f"{mebibytes(arena_peak_bytes(schedule))}, "
             f"reserved outside this graph {mebibytes(target.reserved_bytes)}",
         ),
         *(("moves", line) for line in _moves(schedule)),
