@@ -13,11 +13,12 @@ from torch.nn import Parameter
 from zcompile.ir import Schedule, Target, Tier
 from zcompile.optim import Takeover
 from zcompile.passes.pipeline import PIPELINE, run_within_budget
+from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.folder import RunFolder
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger
-from zcompile.runtime.machine import Machine
+from zcompile.runtime.machine import Machine, MakeExecutor
 from zcompile.runtime.syscalls import Syscalls
 from zcompile.runtime.transfers import Transfers
 
@@ -47,6 +48,7 @@ class SmallSession:
         *,
         window_bytes: int | None = WINDOW_BYTES,
         calls: Syscalls | None = None,
+        make_executor: MakeExecutor = CpuExecutor,
     ) -> None:
         self.parameters = dict(parameters)
         self.placement = placement
@@ -57,7 +59,8 @@ class SmallSession:
         self._file = ExtentFile(self._folder, slab_bytes=1 << 20)
         ledger = Ledger()
         homes = Homes(self._file, ledger)
-        self.machine = Machine(homes, Transfers(self._file, ledger, calls=calls), ledger)
+        transfers = Transfers(self._file, ledger, calls=calls)
+        self.machine = Machine(homes, transfers, ledger, make_executor)
         for tier in (Tier.HOST, Tier.NVME):
             moving = [
                 (name, each) for name, each in self.parameters.items() if placement(name) is tier

@@ -134,6 +134,18 @@ def test_a_wrapped_step_and_a_failing_rest(tmp_path: Path) -> None:
         assert own.parameters["long"].grad is not None
 
 
+def test_a_compiled_step(tmp_path: Path) -> None:
+    with session(tmp_path, few("norm.bias"), NVME) as own:
+        twins = Twins.of(own, few("norm.bias"), partial(SGD, lr=0.1, momentum=0.5))
+        compiled = cast("Callable[[], Any]", torch.compile(twins.ours.step, backend="eager"))
+        for iteration in range(3):
+            twins.give(gradients(own.parameters.values(), iteration))
+            compiled()
+            twins.plain.step()
+            twins.check()
+        assert own.plans
+
+
 def test_zero_grad_both_ways(tmp_path: Path) -> None:
     with session(tmp_path, parameters(), NVME) as own:
         twins = Twins.of(own, parameters(), partial(SGD, lr=0.1, momentum=0.5))

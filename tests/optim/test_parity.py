@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from tests.optim.small_session import Placement, all_on, mixed, parameters, session
 from tests.optim.twins import Make, Twins
 from zcompile.ir import Tier
+from zcompile.runtime.fuzz import FuzzExecutor
 
 PLACEMENTS: dict[str, tuple[Placement, int]] = {
     "nvme": (all_on(Tier.NVME), 20),
@@ -54,6 +55,19 @@ def test_every_bit_is_plain(
         for iteration in range(iterations):
             # One after the other goes without a gradient, so they count differently.
             twins.step(iteration, without=[next(names)] if iteration % 3 == 1 else [])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["adamw", "sgd-momentum"])
+@pytest.mark.parametrize("placement", [all_on(Tier.NVME), mixed], ids=["nvme", "mixed"])
+def test_every_bit_is_plain_when_copies_are_late_and_memory_is_spoilt(
+    tmp_path: Path, placement: Placement, name: str, seed: int
+) -> None:
+    late = partial(FuzzExecutor, seed=seed)
+    with session(tmp_path, parameters(), placement, make_executor=late) as own:
+        twins = Twins.of(own, parameters(), OPTIMIZERS[name])
+        for iteration in range(3):
+            twins.step(iteration)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)

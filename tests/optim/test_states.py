@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Adagrad, AdamW, Optimizer, RMSprop
 
+from tests.optim import twins as twins_module
 from tests.optim.small_session import SmallSession, all_on, gradients, mixed, parameters, session
 from tests.optim.twins import Make, Twins, check_bits, check_states
 from zcompile.ir import Tier
@@ -138,6 +139,7 @@ def test_foreign_optimizers_run_on_the_homes(tmp_path: Path, make: Make) -> None
             twins.step(0)
         assert len(caught) == 1
         assert type(twins.ours).__qualname__ in str(caught[0].message)
+        assert caught[0].filename in (__file__, twins_module.__file__)  # who called ``step``
         assert tiers_of_states(own, twins.ours) == {Tier.NVME}
         for iteration in range(1, 4):
             twins.step(iteration)

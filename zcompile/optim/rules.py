@@ -131,7 +131,7 @@ class AdamRule:
 
     def _penalty(self, group: Group) -> bool:
         """Return whether weight decay is added to the gradient."""
-        return group["weight_decay"] != 0 and not group["decoupled_weight_decay"]
+        return bool(group["weight_decay"] != 0) and not group["decoupled_weight_decay"]
 
     def writes_grad(self, group: Group, scaling: Scaling) -> bool:
         return self.fused(group) and scaling.grad_scale is not None

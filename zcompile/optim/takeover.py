@@ -16,7 +16,6 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +36,9 @@ from zcompile.optim.update import Update
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+
+CALLER = 6
+"""Frames from a warning up to who called ``step``, through our hooks and torch's wrappers."""
 
 
 @dataclass(slots=True)
@@ -135,10 +137,10 @@ class Takeover:
         kind = type(optimizer)
         warnings.warn(
             f"{kind.__module__}.{kind.__qualname__} made {moved_bytes} bytes of states in "
-            "ordinary memory, outside the budget, until they were moved to their homes; "
-            "torch.optim.Adam, AdamW and SGD, for dense gradients and without capturable or "
-            "differentiable, are updated within it",
-            stacklevel=2,
+            "ordinary memory, outside the budget, until they were moved to their homes.  What "
+            "is updated within the budget: dense parameters with a storage and gradients of "
+            "their own, by torch.optim.Adam, AdamW or SGD without capturable or differentiable",
+            stacklevel=CALLER,
         )
 
 
@@ -197,13 +199,18 @@ def _holds_managed(optimizer: Optimizer, host: Host) -> bool:
 
 
 def _weak(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``method`` as a function that does not keep its object, and does nothing after it."""
-    return partial(_call, weakref.WeakMethod(method))
+    """Return ``method`` as a function that does not keep its object, and does nothing after it.
 
+    Dynamo calls it as it is: a step that is compiled is taken over like any other.
+    """
+    weak_method = weakref.WeakMethod(method)
 
-def _call(method: weakref.WeakMethod[Callable[..., Any]], *args: Any) -> Any:
-    bound = method()
-    return bound(*args) if bound is not None else None
+    def hook(*args: Any) -> Any:
+        bound = weak_method()
+        return bound(*args) if bound is not None else None
+
+    disabled: Callable[..., Any] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return disabled
 
 
 def _remove(
