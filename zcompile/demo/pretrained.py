@@ -1,0 +1,59 @@
+"""The model with its weights, and the text that it learns."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from pydoc_data import topics
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+from zcompile.demo.errors import NotEnoughText
+from zcompile.demo.job import Job
+from zcompile.runtime.libc import return_freed_memory
+
+
+def load_model(weights: Path) -> LlamaForCausalLM:
+    """Return the model in fp32, ready to train; what loading needed is given back."""
+    model = LlamaForCausalLM.from_pretrained(
+        weights.parent, gguf_file=weights.name, dtype=torch.float32
+    )
+    model.train()
+    gc.collect()
+    return_freed_memory()
+    return model
+
+
+def read_batches(weights: Path, job: Job) -> list[Tensor]:
+    """Return ``job.num_batches`` int64 tensors of tokens, each (batch, sequence).
+
+    The text is Python's own reference, one topic after the other.  Raises ``NotEnoughText``
+    if it is too short.
+    """
+    needed = job.num_batches * job.num_tokens
+    tokens = list(islice(_tokens(weights), needed))
+    if len(tokens) < needed:
+        raise NotEnoughText(len(tokens), needed)
+    shape = (job.num_batches, job.batch, job.sequence)
+    return list(torch.tensor(tokens).view(shape))
+
+
+class _Tokenizer(Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+
+def _tokens(weights: Path) -> Iterator[int]:
+    # transformers does not say what it returns here.
+    tokenizer = cast(
+        "_Tokenizer",
+        AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name),
+    )
+    # Topic by topic: all of them at once would take 50 MiB for a few hundred KiB of tokens.
+    texts = (topics.topics[name] for name in sorted(topics.topics))
+    yield from chain.from_iterable(map(tokenizer.encode, texts))
