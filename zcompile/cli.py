@@ -1,0 +1,116 @@
+"""The command ``zinf``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+import zcompile
+from zcompile.demo.errors import DemoError
+from zcompile.demo.job import Job
+from zcompile.demo.packages import find_weights, stay_offline
+from zcompile.demo.setup import Setup
+from zcompile.errors import BudgetError
+from zcompile.options import Options
+from zcompile.runtime.errors import StorageError
+
+DEFAULT_BUDGET = "512MiB"
+"""A quarter of what SmolLM2-135M's fp32 parameters, gradients and Adam states take."""
+
+DEFAULT = Job()
+
+main = typer.Typer(
+    name="zinf",
+    help="Train models inside a memory budget.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Compute(StrEnum):
+    """Who runs the kernels."""
+
+    INDUCTOR = "inductor"
+    EAGER = "eager"
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"zinf {zcompile.__version__}")
+        raise typer.Exit
+
+
+@main.callback()
+def of_every_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Train models inside a memory budget."""
+    del version  # its callback has done everything
+
+
+@main.command()
+def demo(
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = DEFAULT.steps,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences in a step.")] = DEFAULT.batch,
+    sequence: Annotated[int, typer.Option(min=2, help="Tokens in one.")] = DEFAULT.sequence,
+    device_budget: Annotated[
+        str, typer.Option(help="Memory for everything, such as 512MiB.")
+    ] = DEFAULT_BUDGET,
+    compute: Annotated[Compute, typer.Option(help="Who runs the kernels.")] = Compute.EAGER,
+    check: Annotated[
+        bool, typer.Option("--check", help="Run plain PyTorch too and compare the losses.")
+    ] = False,
+    swap_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder for what does not fit; by default a temporary one here."),
+    ] = None,
+) -> None:
+    """Fine-tune SmolLM2-135M, a real pretrained model, inside a memory budget.
+
+    Nothing is downloaded: weights, tokenizer and text come from installed packages.
+    """
+    try:
+        options = Options.parse({"device_budget": device_budget, "nvme_dir": swap_dir})
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    assert options.device_budget is not None
+    try:
+        setup = Setup(
+            job=Job(steps=steps, batch=batch, sequence=sequence),
+            weights=find_weights(),
+            device_budget=options.device_budget,
+            compute=compute.value,
+            swap_dir=options.nvme_dir,
+            check=check,
+        )
+        if not _run(setup):
+            _fail("the losses are not those of plain PyTorch")
+    except (BudgetError, DemoError, StorageError) as error:
+        _fail(str(error))
+
+
+def _run(setup: Setup) -> bool:
+    # So that a terminated demo, like an interrupted one, takes its temporary folder with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    console = Console()
+    with console.status("importing torch and transformers"):
+        # Here and not above: transformers reads its environment when it is imported, and
+        # ``zinf --help`` needs neither.
+        stay_offline()
+        from zcompile.demo.run import run_demo
+    return run_demo(setup, console)
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"zinf: {message}", err=True)
+    raise typer.Exit(1)
