@@ -37,7 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": BELOW_SESSION,
     "backend": BELOW_BACKEND,
     "report": {*BELOW_BACKEND, "backend"},
-    "cli": {*BELOW_BACKEND, "backend", "report"},
+    "demo": {*BELOW_BACKEND, "backend", "report"},
+    "cli": {*BELOW_BACKEND, "backend", "report", "demo"},
     # The package itself imports when asked for a name; for type checkers it names them all.
     "": {*BELOW_BACKEND, "backend", "report"},
 }
