@@ -27,11 +27,15 @@ _MUNMAP = _LIBC.munmap
 _MUNMAP.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _MADVISE = _LIBC.madvise
 _MADVISE.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MALLOPT = _LIBC.mallopt
+_MALLOPT.argtypes = [ctypes.c_int, ctypes.c_int]
 _MALLOC_TRIM = _LIBC.malloc_trim
 _MALLOC_TRIM.argtypes = [ctypes.c_size_t]
 
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 _MAP_NORESERVE = 0x4000
 _RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -75,6 +79,17 @@ def unmap(address: int, nbytes: int) -> None:
 def advise(address: int, nbytes: int, advice: Advice) -> None:
     """Give the kernel ``advice`` about the pages from ``address`` on."""
     _check(_MADVISE(address, nbytes, advice))
+
+
+def return_large_blocks_at_once(nbytes: int) -> None:
+    """Make the allocator give freed blocks of at least ``nbytes`` back to the system at once.
+
+    By default glibc raises this bound to as much as 32 MiB by and by, and keeps what is
+    freed below it for later: hundreds of megabytes for a model, in no budget.  The setting
+    is the process's; there is none for a part of it (``mallopt``, M_MMAP_THRESHOLD).
+    """
+    for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+        _MALLOPT(parameter, nbytes)
 
 
 def return_freed_memory() -> None:

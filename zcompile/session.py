@@ -23,6 +23,7 @@ from zcompile.optim.takeover import Takeover
 from zcompile.options import Options
 from zcompile.planner import Planner
 from zcompile.registry import Registry
+from zcompile.runtime import libc
 from zcompile.runtime.binding import Binding, Layout
 from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.extents import ExtentFile
@@ -34,6 +35,9 @@ from zcompile.runtime.transfers import Transfers
 
 MAX_ITERATIONS = 1000
 """How many iterations a session remembers for its statistics."""
+
+RETAINED_FRACTION, MIN_RETAINED, MAX_RETAINED = 1024, 64 << 10, 4 << 20
+"""The allocator may keep freed blocks of up to 1/1024 of the device budget, within bounds."""
 
 
 class Session:
@@ -144,6 +148,9 @@ class Session:
             return self._machine
 
     def _open(self) -> Machine:
+        if self.options.device_budget is not None:
+            share = self.options.device_budget // RETAINED_FRACTION
+            libc.return_large_blocks_at_once(min(max(share, MIN_RETAINED), MAX_RETAINED))
         nvme_dir, block_bytes = self.options.nvme_dir, self.planner.io_block_bytes
         file = ExtentFile(RunFolder.create(nvme_dir)) if nvme_dir else None
         transfers = Transfers(file, self.ledger, block_bytes=block_bytes)
@@ -180,6 +187,7 @@ class Session:
         known = self._emitted.get(graph.name)
         if known is None or known.plan is not plan:
             module = emit(graph.captured, plan.schedule, graph.compiled)
+            libc.return_freed_memory()  # compiling has just left much of it
             known = self._emitted[graph.name] = Planned(plan, module)
         return known
 

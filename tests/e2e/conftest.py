@@ -1,0 +1,33 @@
+"""One thread, a fresh compiler, and a folder for homes on the disk that holds the checkout."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Generator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def forget_what_was_compiled() -> None:
+    # Dynamo shares compiled code between models of one class: a test is to start with none.
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def swap_dir() -> Generator[Path]:
+    # pytest's own folders may lie in memory, where files count as resident and move no disk.
+    with tempfile.TemporaryDirectory(prefix="zinf-e2e-", dir=ROOT / "tests") as folder:
+        yield Path(folder)
