@@ -79,10 +79,20 @@ def _forget_tracing(graph: fx.Graph) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A graph as one session runs it: its plan, and the module emitted from it."""
+    """A graph as one session runs it: its plan, and the module emitted from it.
+
+    ``moves`` and ``passing_bytes`` are those of the plan, looked up at every call.
+    """
 
     plan: GraphPlan
     module: fx.GraphModule
+    moves: bool
+    passing_bytes: int
+
+    @classmethod
+    def of(cls, plan: GraphPlan, module: fx.GraphModule) -> Planned:
+        """Return the planned graph that ``module`` was emitted for."""
+        return cls(plan, module, plan.moves, plan.passing_bytes)
 
     @property
     def schedule(self) -> Schedule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -21,9 +22,11 @@ from zcompile.graphs import Graph, Planned
 from zcompile.ir import Fetch, Offload, Schedule, Target, Tier
 from zcompile.optim.takeover import Takeover
 from zcompile.options import Options
+from zcompile.passes.placement import Placement
 from zcompile.planner import Planner
 from zcompile.registry import Registry
 from zcompile.runtime import libc
+from zcompile.runtime.adoption import LeftAlone
 from zcompile.runtime.binding import Binding, Layout
 from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.extents import ExtentFile
@@ -56,7 +59,9 @@ class Session:
         self._emitted: dict[str, Planned] = {}
         self._fitting: dict[str, set[Bindings]] = {}
         self.ledger = Ledger()
+        self._settled: Placement | None = None
         self._resident_bytes = 0
+        self._left_alone: set[str] = set()
         self._machine: Machine | None = None
         self._takeover: Takeover | None = None
         self._iterations: deque[Snapshot] = deque(maxlen=MAX_ITERATIONS)
@@ -90,18 +95,18 @@ class Session:
             self._fit(graph, args)
             planned = self._emit(graph)
             self._settle(graph, args)
-        if self._machine is None and not planned.plan.moves:
-            with self._counted(planned.plan.passing_bytes):
+        if self._machine is None and not planned.moves:
+            with self._counted(planned.passing_bytes):
                 return planned.module(None, args)  # type: ignore[no-any-return]
         return self._execute(graph, planned, args)
 
     def _execute(self, graph: Graph, planned: Planned, args: list[Any]) -> Sequence[Any]:
-        schedule, machine = planned.plan.schedule, self.machine
+        schedule, machine = planned.schedule, self.machine
         bindings = self._bindings(graph, schedule, args)
         machine.homes.trim()
         with (
             machine.executing(schedule, bindings) as executor,
-            self._counted(planned.plan.passing_bytes),
+            self._counted(planned.passing_bytes),
         ):
             return planned.module(executor, args)  # type: ignore[no-any-return]
 
@@ -188,24 +193,37 @@ class Session:
         if known is None or known.plan is not plan:
             module = emit(graph.captured, plan.schedule, graph.compiled)
             libc.return_freed_memory()  # compiling has just left much of it
-            known = self._emitted[graph.name] = Planned(plan, module)
+            known = self._emitted[graph.name] = Planned.of(plan, module)
         return known
 
     def _settle(self, graph: Graph, args: Sequence[Any]) -> None:
         """Bring the parameters of a call to the homes that the placement gives them."""
+        placement = self.planner.placement
         moving: dict[Tier, list[tuple[str, Tensor]]] = {}
         for name, parameter in graph.managed(args).items():
             self.registry.add(name, parameter)
-            wanted = self.planner.placement.homes[name]
-            if self._tier_of(parameter) is not wanted:
+            wanted = placement.homes[name]
+            if self._tier_of(parameter) is not wanted and name not in self._left_alone:
                 moving.setdefault(wanted, []).append((name, parameter))
         for tier, parameters in moving.items():
-            self.machine.homes.adopt(parameters, tier, self.machine.transfers)
-        resident_bytes = self.planner.resident_bytes
-        if resident_bytes != self._resident_bytes:
-            self.ledger.hold(Tier.DEVICE, resident_bytes)
+            self._leave(self.machine.homes.adopt(parameters, tier, self.machine.transfers))
+        if placement is not self._settled:
+            self._settled = placement
+            resident_bytes = self.planner.resident_bytes
             self.ledger.drop(Tier.DEVICE, self._resident_bytes)
+            self.ledger.hold(Tier.DEVICE, resident_bytes)
             self._resident_bytes = resident_bytes
+
+    def _leave(self, left: Sequence[LeftAlone]) -> None:
+        """Remember what cannot be moved, and tell of it once."""
+        if left:
+            self._left_alone.update(each.label for each in left)
+            reasons = "; ".join(f"{each.label}: {each.reason}" for each in left)
+            warnings.warn(
+                f"{len(left)} parameters stay in ordinary memory, outside the budgets "
+                f"({reasons}); give each dense memory of its own to have it managed",
+                stacklevel=2,
+            )
 
     def _tier_of(self, tensor: Tensor) -> Tier:
         place = self._machine.homes.find(tensor) if self._machine else None
