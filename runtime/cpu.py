@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import Tensor
 
@@ -12,13 +12,20 @@ from zcompile.ir import Offload, Schedule, Tier, page_aligned
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.binding import Binding, Layout
 from zcompile.runtime.extents import Lease
+from zcompile.runtime.homes import Homes
+from zcompile.runtime.ledger import Ledger
 from zcompile.runtime.shadows import Shadows
 from zcompile.runtime.spot import Region, Spot, spot_of
 from zcompile.runtime.tickets import Tickets
-from zcompile.runtime.transfers import Copies
+from zcompile.runtime.transfers import Copies, Transfers
 
-if TYPE_CHECKING:
-    from zcompile.runtime.machine import Machine
+
+class Equipment(Protocol):
+    """What an executor uses of the ``Machine`` that lends it."""
+
+    homes: Homes
+    transfers: Transfers
+    ledger: Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ class CpuExecutor:
         schedule: Schedule,
         bindings: Mapping[str, Binding],
         arena: Arena,
-        machine: Machine,
+        machine: Equipment,
         copies: Copies | None = None,
     ) -> None:
         assert schedule.arena_bytes <= arena.nbytes, "the arena is too small for the schedule"
