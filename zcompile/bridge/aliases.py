@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, fx
@@ -28,7 +29,8 @@ class Storage:
 def tensors_of(node: fx.Node) -> Iterator[Tensor]:
     """Yield the fake tensors that ``node`` stands for: one, several, or none."""
     value = node.meta.get("val")
-    for each in value if isinstance(value, tuple | list) else (value,):
+    is_several = isinstance(value, tuple | list)
+    for each in cast("Sequence[object]", value) if is_several else (value,):
         if isinstance(each, Tensor):
             yield each
 

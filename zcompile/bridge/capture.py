@@ -83,7 +83,7 @@ class Captured:
     @property
     def output_nodes(self) -> tuple[object, ...]:
         (output,) = (node for node in self.graph.nodes if node.op == "output")
-        return tuple(output.args[0])  # type: ignore[arg-type]
+        return tuple(output.args[0])
 
     def _reads(self, segment: Segment) -> tuple[str, ...]:
         inside = set(segment.nodes)
@@ -131,7 +131,7 @@ def capture(name: str, module: fx.GraphModule, roles: Roles, *, inline: bool) ->
     graph = module.graph
     localise_views(graph, roles.managed)
     (output,) = (node for node in graph.nodes if node.op == "output")
-    leaving = {at: output.args[0][at] for at in roles.gradients}  # type: ignore[index]
+    leaving = {at: output.args[0][at] for at in roles.gradients}
     hoist_views(graph, [node for node in leaving.values() if isinstance(node, fx.Node)])
     last = epilogue(graph, roles.managed)
     aliases = Aliases(graph)

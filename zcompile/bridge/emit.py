@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any, assert_never
 
 from torch import fx, nn
+from torch.fx.graph import CodeGen
 from torch.fx.node import Argument
 
 from zcompile.bridge.capture import Captured, gradient_name
@@ -21,7 +22,7 @@ from zcompile.ir import Compute, Fetch, Offload, Release, Schedule, Step, Update
 from zcompile.runtime import ops
 
 
-class BoxedCodeGen(fx.graph.CodeGen):
+class BoxedCodeGen(CodeGen):
     """Generate ``forward(self, run, args)`` that empties the list ``args``.
 
     A caller that passed tensors one by one would keep each alive for the whole call; with
@@ -123,7 +124,7 @@ class _Writer:
             return self.new_homes[gradient_name(parameter)]
         return self.env[node] if isinstance(node, fx.Node) else node  # type: ignore[return-value]
 
-    def _attributes(self) -> dict[str, object]:
+    def _attributes(self) -> dict[str, Any]:
         """Return what the graph refers to by name: constants, and compiled segments."""
         named = {str(node.target) for node in self.graph.find_nodes(op="get_attr")}
         found = {each: attrgetter(each)(self.captured.module) for each in sorted(named)}

@@ -7,7 +7,7 @@ with depth.  Two segments are equal if their operations, constants and layouts a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -63,7 +63,8 @@ def structure(graph: fx.Graph) -> str:
 
 def _layout(value: object) -> str:
     if isinstance(value, tuple | list):
-        return repr([_layout(each) for each in value])
+        parts = cast("Sequence[object]", value)
+        return repr([_layout(each) for each in parts])
     if isinstance(value, torch.Tensor):
         return repr((tuple(value.shape), value.stride(), value.dtype, value.device))
     return repr(value)

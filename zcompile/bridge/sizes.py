@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-import sympy
+import sympy  # pyright: ignore[reportMissingTypeStubs]
 import torch
 from torch import Tensor, fx
 
@@ -23,16 +23,17 @@ def hint(size: Size) -> int:
     """Return ``size`` for the shapes that the graph was captured with."""
     if isinstance(size, int):
         return size
-    if not size.node.has_hint():
+    if not _inside(size).has_hint():
         raise UnknownSize(f"the size {size} is known only when the graph has run")
-    return int(size.node.hint)  # type: ignore[arg-type]
+    return int(_inside(size).hint)
 
 
 def evaluate(size: Size, bindings: Mapping[sympy.Symbol, int]) -> int:
     """Return ``size`` with every symbol replaced by its value in ``bindings``."""
     if isinstance(size, int):
         return size
-    value = sympy.sympify(size.node.expr).subs(dict(bindings))
+    expression = cast("Any", sympy.sympify(_inside(size).expr))
+    value: Any = expression.subs(dict(bindings))
     if not value.is_number:
         raise UnknownSize(f"the size {size} is known only when the graph has run")
     return int(value)
@@ -45,21 +46,31 @@ class SymbolReader:
         self._numbers: dict[sympy.Symbol, int] = {}
         self._shapes: dict[sympy.Symbol, tuple[int, int]] = {}
         for at, node in enumerate(graph.find_nodes(op="placeholder")):
-            value = node.meta.get("val")
-            if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
-                self._numbers.setdefault(value.node.expr, at)
+            symbol = _symbol_of(node.meta.get("val"))
+            if symbol is not None:
+                self._numbers.setdefault(symbol, at)
             for tensor in tensors_of(node):
                 for axis, length in enumerate(tensor.shape):
-                    if isinstance(length, torch.SymInt) and isinstance(
-                        length.node.expr, sympy.Symbol
-                    ):
-                        self._shapes.setdefault(length.node.expr, (at, axis))
+                    symbol = _symbol_of(length)
+                    if symbol is not None:
+                        self._shapes.setdefault(symbol, (at, axis))
 
     def read(self, args: Sequence[Any]) -> Bindings:
         """Return the value of every symbol for ``args``, the arguments in graph order."""
         found = {symbol: _length(args[at], axis) for symbol, (at, axis) in self._shapes.items()}
         found |= {symbol: int(args[at]) for symbol, at in self._numbers.items()}
         return tuple(sorted(found.items(), key=lambda each: each[0].name))
+
+
+def _symbol_of(size: object) -> sympy.Symbol | None:
+    """Return the symbol that ``size`` is, if it is one and nothing more."""
+    expression: object = _inside(size).expr if isinstance(size, torch.SymInt) else None
+    return expression if isinstance(expression, sympy.Symbol) else None
+
+
+def _inside(size: torch.SymInt) -> Any:
+    """Return the object behind a symbolic size; torch gives it no type."""
+    return cast("Any", size).node
 
 
 def _length(tensor: Tensor, axis: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import OptimizedModule, innermost_fn
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 
 __all__ = [
     "aot_autograd",
@@ -124,13 +125,13 @@ def compile_inner(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[li
     (output,) = module.graph.find_nodes(op="output")
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     with _output_strides_aside(), inductor_config.patch(fallback_random=True):
-        return compile_fx_inner(module, inputs)  # type: ignore[no-any-return]
+        return compile_fx_inner(module, inputs)
 
 
 @contextlib.contextmanager
-def _output_strides_aside() -> Iterator[None]:
+def _output_strides_aside() -> Generator[None, None, None]:
     """Keep Inductor from reporting a segment's strides as those of the whole graph."""
-    context = torch._guards.TracingContext.try_get()
+    context = TracingContext.try_get()
     if context is None:
         yield
         return
