@@ -13,8 +13,9 @@ the grain of 32768; ``tests/optim/test_kernels.py`` repeats it):
   lines, so there is one tail, at the end of the tensor.  Cuts at multiples of 64 elements,
   the longest pair of vectors, are right.
 - Single-tensor and foreach updates of bf16 and fp16: adding with a factor (weight decay as
-  L2 penalty, SGD) rounds the factor in the tail only.  Each thread's share has a tail: cuts
-  are right only where neither the whole nor a piece has a share that ends inside.
+  L2 penalty, SGD) rounds the factor in the tail only.  Each thread's share has a tail, so
+  only a tensor whose shares end at multiples of 64 elements can be cut, and what is cut is
+  updated in calls too small to be shared out.
 - Fused SGD with momentum in bf16 and fp16 reads past the end of the momentum: its result
   depends on memory that is not part of the tensor.  See ``rules``.
 """
@@ -32,6 +33,13 @@ LANES = 64
 
 GRAIN = 32768
 """Elements below which torch runs an elementwise kernel on one thread."""
+
+CALL_NUMEL = 1 << 17
+"""Elements that go into one call of kernels with temporaries: enough to be worth a call, and
+few enough for the second kernel to find in the cache what the first one left."""
+
+SERIAL_NUMEL = GRAIN - 2048
+"""The same where no thread may share: whole pages of any type, below the grain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +65,10 @@ class Part:
 class Member:
     """One parameter to be updated, as far as planning needs to know it.
 
-    Its ``parts`` are alike: ``numel`` elements of ``itemsize`` bytes.  ``temporaries`` is
-    how many more copies of a piece its kernels hold at once.  Members of different
-    ``group`` are never in one bucket.  ``tails_differ`` says that scalar and vector code
-    disagree within each thread's share.
+    Its ``parts`` are alike: ``numel`` elements of ``itemsize`` bytes.  Members of different
+    ``group`` never meet in a bucket.  Its kernels hold ``temporaries`` more tensors of the
+    size that a call works on.  ``tails_differ`` says that scalar and vector code disagree
+    within the share of each of torch's ``threads``.
     """
 
     parts: tuple[Part, ...]
@@ -68,17 +76,33 @@ class Member:
     numel: int
     itemsize: int
     temporaries: int
-    tails_differ: bool = False
+    tails_differ: bool
+    threads: int
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether pieces give the bits of the whole: no tail lies inside."""
+        num_shares = min(self.threads, ceil(self.numel / GRAIN))
+        shares_end_evenly = num_shares < 2 or ceil(self.numel / num_shares) % LANES == 0
+        return shares_end_evenly or not self.tails_differ
+
+    @property
+    def call_numel(self) -> int:
+        """The most elements of it that go into one call of the kernels."""
+        if self.can_be_cut and self.tails_differ and self.threads > 1:
+            return SERIAL_NUMEL
+        return CALL_NUMEL if self.can_be_cut and self.temporaries else self.numel
 
     def cost_bytes(self, numel: int) -> int:
         """Return the device bytes that the update of ``numel`` elements needs."""
-        nbytes = numel * self.itemsize
         num_away = sum(part.away for part in self.parts)
-        return num_away * page_aligned(nbytes) + self.temporaries * nbytes
+        in_call = min(numel, self.call_numel) * self.itemsize
+        return num_away * page_aligned(numel * self.itemsize) + self.temporaries * in_call
 
-    def smallest_bytes(self, threads: int) -> int:
-        """Return the device bytes that its update needs when cut as finely as it can be."""
-        start, stop = next(cut(self, 0, threads))
+    @property
+    def smallest_bytes(self) -> int:
+        """The device bytes that its update needs when cut as finely as it can be."""
+        start, stop = next(cut(self, 0))
         return self.cost_bytes(stop - start)
 
 
@@ -95,47 +119,52 @@ class Piece:
         return self.stop - self.start
 
 
-Bucket = tuple[Piece, ...]
-"""What one ``Update`` step works on."""
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Elements ``start`` to ``stop`` of the piece at ``piece`` of a bucket, counted within it."""
+
+    piece: int
+    start: int
+    stop: int
 
 
-def shares_end_evenly(numel: int, threads: int) -> bool:
-    """Return whether no thread but the last has a tail when ``numel`` elements are shared out.
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What one ``Update`` step works on.
 
-    >>> shares_end_evenly(32767, 2), shares_end_evenly(65536, 2), shares_end_evenly(65538, 2)
-    (True, True, False)
+    ``pieces`` travel as they are.  Each of ``calls`` is what one call of the kernels works
+    on; together, and in order, they are the same elements.
     """
-    num_shares = min(threads, ceil(numel / GRAIN))
-    if numel < GRAIN or num_shares < 2:
-        return True
-    return ceil(numel / num_shares) % LANES == 0
+
+    pieces: tuple[Piece, ...]
+    calls: tuple[tuple[Span, ...], ...]
 
 
-def buckets(members: Sequence[Member], window_bytes: int, threads: int) -> tuple[Bucket, ...]:
+def buckets(members: Sequence[Member], window_bytes: int) -> tuple[Bucket, ...]:
     """Cut and group ``members``, in order, into buckets of at most ``window_bytes`` each.
 
     Large parameters are cut at page boundaries into pieces of nearly equal size, small ones
     share a bucket.  A piece that cannot be cut further is a bucket of its own even if it is
-    larger than the window.  ``threads`` is torch's number of threads.
+    larger than the window.
     """
     made: list[Bucket] = []
-    open_bucket: list[Piece] = []
+    pieces: list[Piece] = []
     filled_bytes = 0
     for at, member in enumerate(members):
-        for start, stop in cut(member, window_bytes, threads):
+        for start, stop in cut(member, window_bytes):
             cost_bytes = member.cost_bytes(stop - start)
             full = filled_bytes + cost_bytes > window_bytes
-            if open_bucket and (full or members[open_bucket[0].member].group != member.group):
-                made.append(tuple(open_bucket))
-                open_bucket, filled_bytes = [], 0
-            open_bucket.append(Piece(at, start, stop))
+            if pieces and (full or members[pieces[0].member].group != member.group):
+                made.append(Bucket(tuple(pieces), _calls(pieces, members)))
+                pieces, filled_bytes = [], 0
+            pieces.append(Piece(at, start, stop))
             filled_bytes += cost_bytes
-    if open_bucket:
-        made.append(tuple(open_bucket))
+    if pieces:
+        made.append(Bucket(tuple(pieces), _calls(pieces, members)))
     return tuple(made)
 
 
-def cut(member: Member, window_bytes: int, threads: int) -> Iterator[tuple[int, int]]:
+def cut(member: Member, window_bytes: int) -> Iterator[tuple[int, int]]:
     """Yield ``(start, stop)`` of the pieces of ``member``, the whole if it need not be cut."""
     numel = member.numel
     page_numel = PAGE_BYTES // member.itemsize
@@ -143,14 +172,25 @@ def cut(member: Member, window_bytes: int, threads: int) -> Iterator[tuple[int, 
     piece_numel = ceil(ceil(numel / num_pieces) / page_numel) * page_numel
     while piece_numel > page_numel and member.cost_bytes(piece_numel) > window_bytes:
         piece_numel -= page_numel
-    if member.tails_differ and not _even(numel, piece_numel, threads):
-        piece_numel = numel
-    for start in range(0, numel, piece_numel):
-        yield start, min(start + piece_numel, numel)
+    yield from _ranges(numel, piece_numel if member.can_be_cut else numel)
 
 
-def _even(numel: int, piece_numel: int, threads: int) -> bool:
-    """Return whether all of the whole, a piece and the last piece are shared out evenly."""
-    return all(
-        shares_end_evenly(each, threads) for each in (numel, piece_numel, numel % piece_numel)
-    )
+def _calls(pieces: Sequence[Piece], members: Sequence[Member]) -> tuple[tuple[Span, ...], ...]:
+    """Cut and group ``pieces`` into what one call works on."""
+    made: list[tuple[Span, ...]] = []
+    call: list[Span] = []
+    called_numel = 0
+    for at, piece in enumerate(pieces):
+        limit = members[piece.member].call_numel
+        for start, stop in _ranges(piece.numel, limit):
+            if call and called_numel + stop - start > limit:
+                made.append(tuple(call))
+                call, called_numel = [], 0
+            call.append(Span(at, start, stop))
+            called_numel += stop - start
+    return (*made, tuple(call))
+
+
+def _ranges(numel: int, length: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, numel, length):
+        yield start, min(start + length, numel)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.ir import Compute, Kernel, Schedule, Target, Update, Value
-from zcompile.optim.chunks import Bucket, Member, Part, Piece, buckets
+from zcompile.optim.chunks import Bucket, Member, Part, Piece, Span, buckets
 
 Passes = Callable[[Schedule, Target], Schedule]
 """From a schedule of kernels to one with all its copies."""
@@ -36,12 +36,12 @@ class Program:
     resident: tuple[Bucket, ...]
 
 
-def plan(members: tuple[Member, ...], passes: Passes, target: Target, threads: int) -> Program:
+def plan(members: tuple[Member, ...], passes: Passes, target: Target) -> Program:
     """Cut ``members`` into buckets that fit ``target``, and let ``passes`` plan their copies.
 
     Members come in the order of their groups; those with nothing away come last.
     """
-    made = buckets(members, window_bytes(target), threads)
+    made = buckets(members, window_bytes(target))
     streamed = tuple(bucket for bucket in made if _travels(bucket, members))
     schedule = Schedule("update", (), ())
     if streamed:
@@ -56,18 +56,16 @@ def plan(members: tuple[Member, ...], passes: Passes, target: Target, threads: i
 class Memo:
     """The last program of one optimizer: most updates are like the one before."""
 
-    key: tuple[tuple[Member, ...], Target, int] | None = None
+    target: Target | None = None
     program: Program | None = None
 
-    def program_for(
-        self, members: tuple[Member, ...], passes: Passes, target: Target, threads: int
-    ) -> Program:
+    def program_for(self, members: tuple[Member, ...], passes: Passes, target: Target) -> Program:
         """Return the program of ``members``, planned anew if anything differs from last time."""
-        key = (members, target, threads)
-        if self.program is None or key != self.key:
-            self.program = plan(members, passes, target, threads)
-            self.key = key
-        return self.program
+        last = self.program
+        if last is None or (last.members, self.target) != (members, target):
+            last = self.program = plan(members, passes, target)
+            self.target = target
+        return last
 
 
 def window_bytes(target: Target) -> int:
@@ -100,10 +98,7 @@ def update_schedule(members: Sequence[Member], streamed: Sequence[Bucket]) -> Sc
                 bucket=bucket_name(index),
                 reads=_names(bucket, members, lambda _: True),
                 writes=_names(bucket, members, lambda part: part.written),
-                transient_bytes=sum(
-                    piece.numel * members[piece.member].itemsize * members[piece.member].temporaries
-                    for piece in bucket
-                ),
+                transient_bytes=_temporary_bytes(bucket, members),
             )
         )
     return Schedule("update", _values(members, streamed), tuple(steps))
@@ -126,11 +121,11 @@ def piece_name(part: Part, piece: Piece, members: Sequence[Member]) -> str:
 
 
 def _travels(bucket: Bucket, members: Sequence[Member]) -> bool:
-    return any(part.away for piece in bucket for part in members[piece.member].parts)
+    return any(part.away for piece in bucket.pieces for part in members[piece.member].parts)
 
 
 def _away(bucket: Bucket, members: Sequence[Member]) -> Iterator[tuple[Part, Piece]]:
-    for piece in bucket:
+    for piece in bucket.pieces:
         for part in members[piece.member].parts:
             if part.away:
                 yield part, piece
@@ -150,6 +145,16 @@ def _nbytes(bucket: Bucket, members: Sequence[Member], which: Callable[[Part], b
         for part, piece in _away(bucket, members)
         if which(part)
     )
+
+
+def _temporary_bytes(bucket: Bucket, members: Sequence[Member]) -> int:
+    """Return what the call that holds the most holds beside what it works on."""
+
+    def held_bytes(span: Span) -> int:
+        member = members[bucket.pieces[span.piece].member]
+        return (span.stop - span.start) * member.itemsize * member.temporaries
+
+    return max(sum(map(held_bytes, call)) for call in bucket.calls)
 
 
 def _values(members: Sequence[Member], streamed: Sequence[Bucket]) -> tuple[Value, ...]:

@@ -97,9 +97,8 @@ def subjects_of(
 
 def fitting(subjects: Sequence[Subject], target: Target) -> tuple[Subject, ...]:
     """Return those of which the smallest pieces fit: what cannot be cut may be too large."""
-    threads = torch.get_num_threads()
     room = room_bytes(target)
-    return tuple(each for each in subjects if each.member.smallest_bytes(threads) <= room)
+    return tuple(each for each in subjects if each.member.smallest_bytes <= room)
 
 
 def _parts(claim: Claim, rule: Rule, scaling: Scaling, host: Host) -> dict[str, Part]:
@@ -147,4 +146,5 @@ def _member(claim: Claim, parts: dict[str, Part], group: int, rule: Rule) -> Mem
         itemsize=param.itemsize,
         temporaries=rule.temporaries(claim.group, first=first),
         tails_differ=rule.tails_differ(claim.group, param.dtype),
+        threads=torch.get_num_threads(),
     )

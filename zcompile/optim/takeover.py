@@ -155,7 +155,7 @@ def _update(optimizer: Optimizer, rule: Rule, host: Host, memo: Memo) -> set[int
             subject.skip(rule, host.machine.homes)
     elif subjects:
         members = tuple(subject.member for subject in subjects)
-        program = memo.program_for(members, host.plan, target, torch.get_num_threads())
+        program = memo.program_for(members, host.plan, target)
         Update(subjects, program, rule, scaling, host.machine).run()
     for subject in sorted(subjects, key=lambda subject: subject.number):
         subject.hand_over(optimizer.state)

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from zcompile.ir import Tier
-from zcompile.optim.chunks import Bucket, Part, Piece
+from zcompile.optim.chunks import Bucket, Part, Piece, Span
 from zcompile.optim.program import Program, bucket_name, piece_name, zeros_name
 from zcompile.optim.rules import Operands, Rule, Scaling
 from zcompile.optim.subjects import GRAD, PARAM, Subject
 from zcompile.runtime.binding import Binding
 from zcompile.runtime.executor import execute
+from zcompile.runtime.libc import return_freed_memory
 from zcompile.runtime.machine import Machine
 
 Kernel = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -54,7 +55,11 @@ class Update:
         for subject in self._subjects:
             subject.make_states(self._machine.homes)
         if self._program.streamed:
+            # The allocator keeps what others, and then our kernels, have freed: the budget
+            # has no room for it beside the arena.
+            return_freed_memory()
             self._stream()
+            return_freed_memory()
         for bucket in self._program.resident:
             self._kernel(bucket)({})
         # Copies into homes go past autograd; a backward of before must still notice.
@@ -84,9 +89,9 @@ class Update:
 
     def _bindings(self) -> dict[str, Binding]:
         return {
-            name: Binding.to(self._slice(kind, piece))
+            name: Binding.to(self._at_rest(kind, piece))
             for bucket in self._program.streamed
-            for piece in bucket
+            for piece in bucket.pieces
             for kind, part, name in self._parts(piece)
             if part.away
         }
@@ -96,7 +101,7 @@ class Update:
         for kind, part in self._subjects[piece.member].parts.items():
             yield kind, part, piece_name(part, piece, self._program.members)
 
-    def _slice(self, kind: str, piece: Piece) -> Tensor:
+    def _at_rest(self, kind: str, piece: Piece) -> Tensor:
         """Return the elements of ``piece`` where they rest, flat, in the order of memory."""
         whole = self._subjects[piece.member].tensors[kind].detach()
         return whole.as_strided((piece.numel,), (1,), whole.storage_offset() + piece.start)
@@ -105,50 +110,57 @@ class Update:
         """Return what makes the new states of ``bucket`` that go home."""
         return lambda _: {
             name: torch.zeros(piece.numel, dtype=self._subjects[piece.member].claim.param.dtype)
-            for piece in bucket
+            for piece in bucket.pieces
             for _, part, name in self._parts(piece)
             if part.made and part.away
         }
 
     def _kernel(self, bucket: Bucket) -> Kernel:
-        """Return what updates ``bucket``: from the pieces that travelled to those that go back."""
-        group = self._subjects[bucket[0].member].claim.group
+        """Return what updates ``bucket``, in place, given the pieces that travelled."""
 
-        def run(near: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-            operands = [self._operands(piece, near) for piece in bucket]
-            self._rule.run(group, self._scaling, operands)
-            home_bound: dict[str, Tensor] = {}
-            for piece, result in zip(bucket, operands, strict=True):
-                home_bound.update(self._take_back(piece, result))
-            return home_bound
+        def run(fetched: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+            pieces = [self._near(piece, fetched) for piece in bucket.pieces]
+            for call in bucket.calls:
+                self._call(call, bucket, pieces)
+            self._changed.update(
+                (part.name, None)
+                for piece in bucket.pieces
+                for part in self._subjects[piece.member].parts.values()
+                if part.written and not part.made and part.home is not Tier.NVME
+            )
+            return fetched
 
         return run
 
-    def _operands(self, piece: Piece, near: Mapping[str, Tensor]) -> Operands:
-        subject = self._subjects[piece.member]
-        found: dict[str, Tensor] = {}
+    def _near(self, piece: Piece, fetched: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return all tensors of ``piece`` on the device, by kind; new states are zeros."""
+        near: dict[str, Tensor] = {}
         for kind, part, name in self._parts(piece):
-            found[kind] = near[name] if part.away else self._slice(kind, piece)
+            near[kind] = fetched[name] if part.away else self._at_rest(kind, piece)
             if part.made and not part.away:
-                found[kind].zero_()
-        param, grad = found.pop(PARAM), found.pop(GRAD)
-        # Every piece raises a count of its own: the real one moves once, and at the end.
-        return Operands(param, grad, found, subject.first, subject.claim.count(self._rule))
+                near[kind].zero_()
+        return near
 
-    def _take_back(self, piece: Piece, result: Operands) -> dict[str, Tensor]:
-        """Finish what stays on the device; return what goes home, by the name of the value."""
-        subject = self._subjects[piece.member]
-        subject.count = result.step
-        results = {PARAM: result.param, GRAD: result.grad, **result.states}
-        home_bound: dict[str, Tensor] = {}
-        for kind, part, name in self._parts(piece):
-            if part.written and part.away:
-                home_bound[name] = results[kind]
-            elif part.made:
-                self._slice(kind, piece).copy_(results[kind])
-            if part.written and not part.made and part.home is not Tier.NVME:
-                self._changed[part.name] = None
-        return home_bound
+    def _call(
+        self, call: Sequence[Span], bucket: Bucket, pieces: Sequence[dict[str, Tensor]]
+    ) -> None:
+        """Call torch's kernels once, on parts of ``pieces``."""
+        subjects = [self._subjects[bucket.pieces[span.piece].member] for span in call]
+        operands: list[Operands] = []
+        for span, subject in zip(call, subjects, strict=True):
+            near = {
+                kind: tensor[span.start : span.stop] for kind, tensor in pieces[span.piece].items()
+            }
+            # Every call raises a count of its own: the real one moves once, at the end.
+            count = subject.claim.count(self._rule)
+            operands.append(Operands(near.pop(PARAM), near.pop(GRAD), near, subject.first, count))
+        self._rule.run(subjects[0].claim.group, self._scaling, operands)
+        for span, subject, result in zip(call, subjects, operands, strict=True):
+            subject.count = result.step
+            for kind, state in result.states.items():
+                place = pieces[span.piece][kind][span.start : span.stop]
+                if state.data_ptr() != place.data_ptr():  # a first momentum, made by torch
+                    place.copy_(state)
 
     def _tell_changed(self, error: Exception) -> None:
         if self._changed:
