@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from zcompile.bridge import torch_private
 from zcompile.bridge.capture import Captured, capture
 from zcompile.bridge.partition import copy_module, partition
-from zcompile.bridge.roles import GraphInput, graph_inputs, roles_of
+from zcompile.bridge.roles import GraphInput, graph_inputs, parameter_names, roles_of
 from zcompile.bridge.sizes import UnknownSize
 from zcompile.errors import BudgetError
 from zcompile.graphs import Graph
@@ -56,14 +56,17 @@ class Backend:
         before any parameter is touched.
         """
         owner = torch_private.compiled_object()
+        inputs = graph_inputs(module, pytree.tree_leaves(list(example_inputs)), owner)
+        parameters = parameter_names(inputs, owner)
         try:
             if unknown:
                 names = ", ".join(sorted(unknown))
                 raise ValueError(f"{names}: backend zinf takes no such argument, only options")
             session = self.session(owner, Options.from_env(os.environ, options))
+            if parameters is not None:
+                session.planner.check_pins(parameters)
         except ValueError as error:
             return _Refusal(error)
-        inputs = graph_inputs(module, pytree.tree_leaves(list(example_inputs)), owner)
         job = _Job(self, session, inputs, owned=owner is not None)
         try:
             return job.run(module, example_inputs)
@@ -95,6 +98,20 @@ class Backend:
                 if session.name_of(parameter) is not None:
                     return session
         return None
+
+
+def _check_devices(example_inputs: Sequence[Any], options: Options) -> None:
+    """Raise ``ValueError`` if a budget is to be kept on a device that we do not drive yet."""
+    tensors = (
+        each for each in pytree.tree_leaves(list(example_inputs)) if isinstance(each, Tensor)
+    )
+    others = sorted({each.device.type for each in tensors} - {"cpu"})
+    if others and options.device_budget is not None:
+        raise ValueError(
+            f"device_budget={options.device_budget}: the model has tensors on {', '.join(others)}, "
+            "and budgets are kept on the CPU only so far; move the model to the CPU, or leave "
+            "device_budget out"
+        )
 
 
 class _Job:

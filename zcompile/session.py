@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import RLock
@@ -140,6 +140,9 @@ class Session:
         """Take stock after a step of an optimizer that holds parameters of this model."""
         groups: list[dict[str, Any]] = optimizer.param_groups
         if any(self.name_of(each) is not None for group in groups for each in group["params"]):
+            if not self._iterations:
+                for doubt in self.planner.doubts_about_pins():
+                    warnings.warn(doubt, stacklevel=2)
             self._iterations.append(self.ledger.lap())
 
     @property
@@ -199,20 +202,32 @@ class Session:
     def _settle(self, graph: Graph, args: Sequence[Any]) -> None:
         """Bring the parameters of a call to the homes that the placement gives them."""
         placement = self.planner.placement
-        moving: dict[Tier, list[tuple[str, Tensor]]] = {}
-        for name, parameter in graph.managed(args).items():
+        managed = graph.managed(args)
+        for name, parameter in managed.items():
             self.registry.add(name, parameter)
-            wanted = placement.homes[name]
-            if self._tier_of(parameter) is not wanted and name not in self._left_alone:
-                moving.setdefault(wanted, []).append((name, parameter))
-        for tier, parameters in moving.items():
-            self._leave(self.machine.homes.adopt(parameters, tier, self.machine.transfers))
+        if any(self._strays(each, placement.homes[name]) for name, each in managed.items()):
+            self._adopt(managed, placement)
         if placement is not self._settled:
             self._settled = placement
             resident_bytes = self.planner.resident_bytes
             self.ledger.drop(Tier.DEVICE, self._resident_bytes)
             self.ledger.hold(Tier.DEVICE, resident_bytes)
             self._resident_bytes = resident_bytes
+
+    def _strays(self, parameter: Tensor, wanted: Tier) -> bool:
+        name = self.registry.name_of(parameter)
+        return self._tier_of(parameter) is not wanted and name not in self._left_alone
+
+    def _adopt(self, managed: Mapping[str, Tensor], placement: Placement) -> None:
+        """Move parameters to their tiers; those over one storage all go where the first goes."""
+        tier_of_storage: dict[int, Tier] = {}
+        moving: dict[Tier, list[tuple[str, Tensor]]] = {}
+        for name, parameter in managed.items():
+            address = parameter.untyped_storage().data_ptr()
+            tier = tier_of_storage.setdefault(address, placement.homes[name])
+            moving.setdefault(tier, []).append((name, parameter))
+        for tier, parameters in moving.items():
+            self._leave(self.machine.homes.adopt(parameters, tier, self.machine.transfers))
 
     def _leave(self, left: Sequence[LeftAlone]) -> None:
         """Remember what cannot be moved, and tell of it once."""

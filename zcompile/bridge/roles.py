@@ -45,10 +45,29 @@ def graph_inputs(
     return found
 
 
+def parameter_names(
+    inputs: Mapping[int, GraphInput], owner: object | None
+) -> tuple[str, ...] | None:
+    """Return the names of all parameters of ``owner``, and of those among ``inputs``.
+
+    ``None`` if ``owner`` is no module: then its other graphs may bring other parameters.
+    """
+    if not isinstance(owner, nn.Module):
+        return None
+    own = (name for name, _ in owner.named_parameters())
+    used = (each.name for each in inputs.values() if each.role is Role.PARAMETER)
+    return tuple(dict.fromkeys((*own, *used)))
+
+
 def _role(given: object, *, is_named: bool) -> Role:
-    if isinstance(given, nn.Parameter) and given.layout is torch.strided:
+    if isinstance(given, nn.Parameter) and _is_plain(given):
         return Role.PARAMETER
     return Role.BUFFER if is_named else Role.INPUT
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the bytes of ``tensor`` can be copied as they lie: else it stays as it is."""
+    return tensor.layout is torch.strided and tensor.device.type == "cpu"
 
 
 def _name_from_source(node: fx.Node) -> str:
