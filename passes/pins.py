@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from zcompile.ir import Role, Tier, Value
@@ -18,6 +19,10 @@ KINDS = {
 }
 
 
+NUM_NEAR = 3
+"""How many names of parameters a mistaken pattern is answered with."""
+
+
 def matches(pattern: str, value: Value) -> bool:
     """Say whether the pin ``pattern`` speaks of ``value``.
 
@@ -30,6 +35,29 @@ def matches(pattern: str, value: Value) -> bool:
     if pattern in KINDS:
         return value.role is KINDS[pattern]
     return fnmatchcase(parameter_of(value), pattern)
+
+
+def idle_patterns(pins: Sequence[Pin], parameters: Collection[str]) -> tuple[str, ...]:
+    """Return the patterns among ``pins`` that match none of ``parameters``; kinds are none.
+
+    >>> idle_patterns([("optimizer", Tier.NVME), ("head.*", Tier.HOST)], ["body.weight"])
+    ('head.*',)
+    """
+    return tuple(
+        pattern
+        for pattern, _ in pins
+        if pattern not in KINDS and not any(fnmatchcase(each, pattern) for each in parameters)
+    )
+
+
+def names_near(pattern: str, parameters: Collection[str]) -> tuple[str, ...]:
+    """Return the names of ``parameters`` that ``pattern`` may have meant, or some as examples.
+
+    >>> names_near("heads.*", ["body.weight", "head.weight"])
+    ('head.weight',)
+    """
+    near = get_close_matches(pattern, parameters, NUM_NEAR, cutoff=0.5)
+    return tuple(near) or tuple(parameters)[:NUM_NEAR]
 
 
 def pin_of(value: Value, pins: Sequence[Pin]) -> Pin | None:

@@ -2,11 +2,17 @@
 
 Glue between captured schedules and passes: no tensor, no device, no file.  Every method
 either leaves a plan that keeps the budgets or raises and changes nothing.
+
+Note [Pins that match nothing].  A pattern of ``place`` that matches no parameter is a
+mistake.  Where a module is compiled all its parameters are known before the first graph is
+planned, used by a graph or not, and the mistake is an error.  Where a function is compiled,
+further graphs may bring further parameters, so it is a warning, and it waits for the end of
+the first iteration: until then every graph of a usual training step has come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.errors import BudgetError
@@ -23,6 +29,7 @@ from zcompile.ir import (
     peak_bytes,
 )
 from zcompile.options import Options
+from zcompile.passes.pins import idle_patterns, names_near
 from zcompile.passes.pipeline import Pipeline, Plan, build_pipeline, run_within_budget
 from zcompile.passes.place import place
 from zcompile.passes.placement import (
@@ -96,7 +103,28 @@ class Planner:
         self._graphs: dict[str, Schedule] = {}
         self._states: tuple[str, ...] = ()
         self._plans: dict[str, GraphPlan] = {}
+        self._pins_are_checked = False
         self.placement = Placement({})
+
+    def check_pins(self, parameters: Collection[str]) -> None:
+        """Raise ``ValueError`` if a pattern of ``place`` matches none of ``parameters``.
+
+        They are all that the model has; see Note [Pins that match nothing].
+        """
+        if idle := idle_patterns(self._options.place, parameters):
+            raise ValueError(self._no_match(idle[0], parameters))
+        self._pins_are_checked = True
+
+    def doubts_about_pins(self) -> tuple[str, ...]:
+        """Say of each pattern of ``place`` that matches nothing in any graph so far.
+
+        Nothing is said where `check_pins` has found every pattern to match.
+        """
+        if self._pins_are_checked:
+            return ()
+        known = [each.name for each in self.values if each.role is Role.PARAMETER]
+        idle = idle_patterns(self._options.place, known)
+        return tuple(self._no_match(pattern, known) for pattern in idle)
 
     def announce(self, schedules: Iterable[Schedule]) -> None:
         """Plan with ``schedules``, captured, in place of those of the same names so far."""
@@ -176,6 +204,12 @@ class Planner:
             for parameter, nbytes in trained
             for state in names
         )
+
+    def _no_match(self, pattern: str, parameters: Collection[str]) -> str:
+        place = {pin: str(tier) for pin, tier in self._options.place}
+        near = " or ".join(map(repr, names_near(pattern, parameters)))
+        remedy = f"write the name of a parameter, such as {near}" if near else "leave it out"
+        return f"place={place!r}: {pattern!r} matches no parameter; {remedy}"
 
     def _replan(self, graphs: Mapping[str, Schedule], states: Sequence[str]) -> None:
         before = self._states

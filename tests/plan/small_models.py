@@ -53,16 +53,19 @@ def small(*, kernels: int = 2) -> Model:
     return (forward, backward), states
 
 
-def linear() -> Model:
+def linear(nbytes: int = 8192) -> Model:
     """One layer whose backward reads the weight in one kernel and makes its gradient in another."""
     x = Value("x", 100, Role.ACTIVATION)
     y = Value("y", 100, Role.INTERMEDIATE)
-    steps = (
-        Compute("towards_x", (PARAMETER.name,), ("y",), 100),
-        Compute("towards_w", ("x", "y"), (GRADIENT.name,), 8192),
+    weight, gradient, moment = (
+        replace(each, nbytes=nbytes) for each in (PARAMETER, GRADIENT, MOMENT)
     )
-    backward = Schedule("backward", (x, y, PARAMETER, GRADIENT), steps, (GRADIENT.name,))
-    return (backward,), (MOMENT,)
+    steps = (
+        Compute("towards_x", (weight.name,), ("y",), 100),
+        Compute("towards_w", ("x", "y"), (gradient.name,), nbytes),
+    )
+    backward = Schedule("backward", (x, y, weight, gradient), steps, (gradient.name,))
+    return (backward,), (moment,)
 
 
 def attempt(model: Model, pins: list[Pin], target: Target) -> Placement | DoesNotFit:

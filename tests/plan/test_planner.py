@@ -1,0 +1,84 @@
+"""The plan of a model: accounts that add up, and pins that match nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plan.small_models import linear, small
+from zcompile.errors import BudgetError
+from zcompile.ir import Schedule, arena_peak_bytes
+from zcompile.options import Options
+from zcompile.planner import Planner
+
+MEGABYTE = 1 << 20
+
+NAMES = ["layers.0.weight", "layers.0.bias", "head.weight"]
+
+
+def planned(budget: int, graphs: tuple[Schedule, ...]) -> Planner:
+    planner = Planner(Options(device_budget=budget, host_budget=1 << 30))
+    planner.announce(graphs)
+    return planner
+
+
+def smallest(graphs: tuple[Schedule, ...]) -> int:
+    with pytest.raises(BudgetError) as error:
+        planned(1, graphs)
+    return error.value.smallest_bytes
+
+
+@pytest.mark.parametrize("percent", [100, 102, 150, 200, 400])
+def test_arena_homes_and_what_passes_come_to_no_more_than_the_peak(percent: int) -> None:
+    graphs, _ = linear(MEGABYTE)
+    planner = planned(smallest(graphs) * percent // 100, graphs)
+    (plan,) = planner.plans()
+    counted = planner.resident_bytes + arena_peak_bytes(plan.schedule) + plan.passing_bytes
+    assert counted <= plan.peak_bytes
+    assert counted == plan.peak_bytes or planner.resident_bytes
+
+
+def test_a_vacated_arena_and_what_passes_come_to_the_peak() -> None:
+    graphs, _ = linear(MEGABYTE)
+    planner = planned(smallest(graphs), graphs)
+    (plan,) = planner.plans()
+    assert plan.schedule.vacates
+    assert plan.peak_bytes == smallest(graphs) == 100 + 100 + MEGABYTE
+    assert arena_peak_bytes(plan.schedule) + plan.passing_bytes == plan.peak_bytes
+
+
+def refused(*patterns: str) -> str:
+    planner = Planner(Options.parse({"place": dict.fromkeys(patterns, "device")}))
+    with pytest.raises(ValueError, match="matches no parameter") as error:
+        planner.check_pins(NAMES)
+    return str(error.value)
+
+
+def test_a_pattern_that_matches_no_parameter_is_refused_with_names_near_it() -> None:
+    assert refused("parameters", "heads.weight") == (
+        "place={'parameters': 'device', 'heads.weight': 'device'}: 'heads.weight' matches no "
+        "parameter; write the name of a parameter, such as 'head.weight' or 'layers.0.weight'"
+    )
+    assert "'layers.0.weight'" in refused("layer.0.*")
+    assert "such as 'layers.0.weight' or 'layers.0.bias' or" in refused("zzz")
+
+
+def test_kinds_and_patterns_that_match_are_fine() -> None:
+    pins = {"gradients": "device", "optimizer": "device", "layers.*": "device", "*.bias": "device"}
+    planner = Planner(Options.parse({"place": pins}))
+    planner.check_pins(NAMES)
+    assert planner.doubts_about_pins() == ()
+
+
+def test_a_model_without_parameters_has_no_names_to_offer() -> None:
+    planner = Planner(Options.parse({"place": {"w": "device"}}))
+    with pytest.raises(ValueError, match="'w' matches no parameter; leave it out"):
+        planner.check_pins([])
+
+
+def test_without_all_names_there_are_only_doubts() -> None:
+    planner = Planner(Options.parse({"place": {"layers.0.*": "device", "layers.1.*": "device"}}))
+    planner.announce(linear()[0])
+    (doubt,) = planner.doubts_about_pins()
+    assert "'layers.1.*' matches no parameter" in doubt
+    planner.announce(small()[0])
+    assert planner.doubts_about_pins() == ()
