@@ -223,6 +223,12 @@ def test_options_are_frozen_values() -> None:
     assert hash(copy.deepcopy(options)) == hash(options)
 
 
+def test_pins_keep_their_order_because_the_last_that_matches_decides() -> None:
+    pins = {"parameters": "nvme", "head.*": "device", "gradients": "device"}
+    options = Options.parse({"place": pins, "nvme_dir": "swap"})
+    assert [pattern for pattern, _ in options.place] == list(pins)
+
+
 def test_replacing_an_option_checks_it() -> None:
     options = Options.parse({"place": {"optimizer": "device"}})
     assert dataclasses.replace(options, compute="eager").place == options.place

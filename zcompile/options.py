@@ -126,7 +126,8 @@ class Options:
     if its parent exists.  ``compute`` says who runs the kernels: Inductor, or PyTorch node by
     node, bitwise equal to a run without this backend.  ``pipeline`` is the text form of the
     passes, ``None`` the default one; ``skip`` names passes to leave out of it.  ``place`` pins
-    kinds and parameters to tiers: the first entry that matches decides.
+    kinds and parameters to tiers: of the entries that match, the last decides, so the general
+    come before the particular.
 
     The constructor takes values; `Options.parse` reads what a user wrote and also looks at the
     disk.
