@@ -164,13 +164,24 @@ def test_pieces_give_the_bits_of_the_whole(
 
 @RULES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("numel", [100_003, CALL_NUMEL + 2 * GRAIN])
-def test_pieces_give_the_bits_of_the_whole_on_two_threads(
-    rule: Rule, groups: Sequence[dict[str, Any]], numel: int, dtype: torch.dtype
+@pytest.mark.parametrize(
+    ("threads", "numel", "window_bytes"),
+    [
+        pytest.param(2, 100_003, 100_000, id="shares-have-tails"),
+        pytest.param(3, CALL_NUMEL + 2 * GRAIN, 1 << 20, id="shares-of-calls-would-have-tails"),
+    ],
+)
+def test_pieces_give_the_bits_of_the_whole_on_several_threads(
+    rule: Rule,
+    groups: Sequence[dict[str, Any]],
+    threads: int,
+    numel: int,
+    window_bytes: int,
+    dtype: torch.dtype,
 ) -> None:
-    torch.set_num_threads(2)
-    for group in groups[::13]:
-        check_pieces(rule, group, dtype, numel, window_bytes=1 << 20)
+    torch.set_num_threads(threads)
+    for group in groups[::11]:
+        check_pieces(rule, group, dtype, numel, window_bytes)
 
 
 @RULES
