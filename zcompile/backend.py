@@ -62,7 +62,9 @@ class Backend:
             if unknown:
                 names = ", ".join(sorted(unknown))
                 raise ValueError(f"{names}: backend zinf takes no such argument, only options")
-            session = self.session(owner, Options.from_env(os.environ, options))
+            given = Options.from_env(os.environ, options)
+            _check_devices(example_inputs, given)
+            session = self.session(owner, given)
             if parameters is not None:
                 session.planner.check_pins(parameters)
         except ValueError as error:
