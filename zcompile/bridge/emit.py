@@ -17,7 +17,7 @@ from torch.fx.graph import CodeGen
 from torch.fx.node import Argument
 
 from zcompile.bridge.capture import Captured, gradient_name
-from zcompile.bridge.segments import Segment, boundary
+from zcompile.bridge.segments import Segment
 from zcompile.ir import Compute, Fetch, Offload, Release, Schedule, Step, Update, Wait
 from zcompile.runtime import ops
 
@@ -102,9 +102,9 @@ class _Writer:
             for node in segment.nodes:
                 self.env[node] = self.graph.node_copy(node, self.env.__getitem__)
             return
-        inputs, outputs = boundary(segment)
-        result = self.graph.call_module(segment.name, tuple(self.env[node] for node in inputs))
-        for at, node in enumerate(outputs):
+        given = tuple(self.env[node] for node in segment.inputs)
+        result = self.graph.call_module(segment.name, given)
+        for at, node in enumerate(segment.outputs):
             self.env[node] = self.graph.call_function(operator.getitem, (result, at))
 
     def finish(self) -> fx.GraphModule:

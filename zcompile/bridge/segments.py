@@ -6,12 +6,14 @@ do all plans run the same kernels and give the same bits.  A plan acts only at c
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import sympy
 from torch import fx, nn
 
 from zcompile.bridge.aliases import Aliases, Storage
+from zcompile.bridge.sizes import symbol_placeholders, symbols_of
 
 LARGE_FRACTION = 1024
 """What is large has at least 1/1024 of the bytes of all parameters, or gradients, of its graph.
@@ -22,10 +24,16 @@ Small ones (biases, norms) are read and made wherever they are without a cut of 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive operations that run as one kernel."""
+    """Consecutive operations that run as one kernel.
+
+    ``inputs`` are the nodes that it takes from outside, the symbols in its sizes included,
+    ``outputs`` those of its nodes that others use.
+    """
 
     name: str
     nodes: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
 
 
 def cut(
@@ -61,7 +69,8 @@ def cut(
         in_hand |= meets
         parts[-1] += chain
         chain = []
-    return tuple(Segment(f"seg_{i}", tuple(part)) for i, part in enumerate(parts) if part)
+    symbols = symbol_placeholders(graph)
+    return tuple(_segment(f"seg_{i}", part, symbols) for i, part in enumerate(parts) if part)
 
 
 def _touched(aliases: Aliases, node: fx.Node) -> tuple[Storage, ...]:
@@ -91,24 +100,26 @@ def _large(storages: Collection[Storage]) -> set[Storage]:
     return {each for each, size in sizes.items() if size * LARGE_FRACTION >= total}
 
 
-def boundary(segment: Segment) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]]:
-    """Return the nodes that ``segment`` takes from outside and those it gives to outside."""
-    inside = set(segment.nodes)
-    sources = (each for node in segment.nodes for each in node.all_input_nodes)
-    inputs = tuple(dict.fromkeys(each for each in sources if each not in inside))
-    outputs = tuple(node for node in segment.nodes if not inside.issuperset(node.users))
-    return inputs, outputs
+def _segment(
+    name: str, nodes: Sequence[fx.Node], symbols: Mapping[sympy.Symbol, fx.Node]
+) -> Segment:
+    inside = set(nodes)
+    sources = [each for node in nodes for each in node.all_input_nodes if each not in inside]
+    # A kernel whose sizes are products of symbols is told each of them.
+    sizes = {symbol for node in (*sources, *nodes) for symbol in symbols_of(node)}
+    sources += [node for symbol, node in symbols.items() if symbol in sizes]
+    outputs = tuple(node for node in nodes if not inside.issuperset(node.users))
+    return Segment(name, tuple(nodes), tuple(dict.fromkeys(sources)), outputs)
 
 
 def extract(segment: Segment, attributes: nn.Module) -> fx.GraphModule:
     """Return ``segment`` as a module of its own, from its inputs to the tuple of its outputs."""
-    inputs, outputs = boundary(segment)
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
-    for node in inputs:
+    for node in segment.inputs:
         env[node] = graph.placeholder(node.name)
         env[node].meta = dict(node.meta)
     for node in segment.nodes:
         env[node] = graph.node_copy(node, env.__getitem__)
-    graph.output(tuple(env[node] for node in outputs))
+    graph.output(tuple(env[node] for node in segment.outputs))
     return fx.GraphModule(attributes, graph)

@@ -39,6 +39,30 @@ def evaluate(size: Size, bindings: Mapping[sympy.Symbol, int]) -> int:
     return int(value)
 
 
+def symbol_placeholders(graph: fx.Graph) -> dict[sympy.Symbol, fx.Node]:
+    """Return the placeholder that stands for each symbol of ``graph`` which has one."""
+    found: dict[sympy.Symbol, fx.Node] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        symbol = _symbol_of(node.meta.get("val"))
+        if symbol is not None:
+            found.setdefault(symbol, node)
+    return found
+
+
+def symbols_of(node: fx.Node) -> set[sympy.Symbol]:
+    """Return the symbols in the sizes, strides and offsets of what ``node`` stands for."""
+    sizes: list[object] = [node.meta.get("val")]
+    for tensor in tensors_of(node):
+        if tensor.layout is torch.strided:
+            sizes += [*tensor.shape, *tensor.stride(), tensor.storage_offset()]
+    return {
+        symbol
+        for size in sizes
+        if isinstance(size, torch.SymInt)
+        for symbol in sympy.sympify(_inside(size).expr).free_symbols
+    }
+
+
 class SymbolReader:
     """Reads the symbols of a graph off the arguments of a call."""
 

@@ -107,17 +107,22 @@ def original_of(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def default_decompositions() -> dict[Any, Any]:
-    """Return the decompositions that Inductor expects AOTAutograd to have applied."""
+    """Return the decompositions that Inductor expects AOTAutograd to have applied.
+
+    Random operations are left whole, so that they draw what eager code draws.
+    """
+    import torch._inductor.config as inductor_config
     from torch._inductor.decomposition import select_decomp_table
 
-    return select_decomp_table()
+    with inductor_config.patch(fallback_random=True):
+        return select_decomp_table()
 
 
 def compile_inner(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
     """Compile a graph of ATen operations with Inductor; the result takes a boxed list.
 
     Every output keeps the strides it was traced with: the next segment was traced against
-    them.  Random operations run as ATen's own, so that they draw what eager code draws.
+    them.  Random operations run as ATen's own (see ``default_decompositions``).
     """
     import torch._inductor.config as inductor_config
     from torch._inductor.compile_fx import compile_fx_inner
