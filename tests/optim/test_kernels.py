@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from zcompile.ir import Role, Tier
-from zcompile.optim.chunks import CALL_NUMEL, GRAIN, Member, Part, buckets
+from zcompile.optim.chunks import GRAIN, Member, Part, buckets
 from zcompile.optim.rules import AdamRule, Operands, Rule, Scaling, SgdRule
 
 PATHS: tuple[dict[str, bool], ...] = ({}, {"foreach": True}, {"fused": True})
@@ -168,7 +168,7 @@ def test_pieces_give_the_bits_of_the_whole(
     ("threads", "numel", "window_bytes"),
     [
         pytest.param(2, 100_003, 100_000, id="shares-have-tails"),
-        pytest.param(3, CALL_NUMEL + 2 * GRAIN, 1 << 20, id="shares-of-calls-would-have-tails"),
+        pytest.param(3, 3 * 64 * 1201, 1 << 20, id="shares-end-evenly"),
     ],
 )
 def test_pieces_give_the_bits_of_the_whole_on_several_threads(

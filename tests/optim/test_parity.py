@@ -20,7 +20,7 @@ from zcompile.runtime.fuzz import FuzzExecutor
 
 PLACEMENTS: dict[str, tuple[Placement, int]] = {
     "nvme": (all_on(Tier.NVME), 20),
-    "mixed": (mixed, 20),
+    "mixed": (mixed, 8),
     "host": (all_on(Tier.HOST), 6),
     "device": (all_on(Tier.DEVICE), 4),
 }

@@ -34,9 +34,10 @@ LANES = 64
 GRAIN = 32768
 """Elements below which torch runs an elementwise kernel on one thread."""
 
-CALL_NUMEL = 1 << 17
+CALL_NUMEL = 1 << 16
 """Elements that go into one call of kernels with temporaries: enough to be worth a call, and
-few enough for the second kernel to find in the cache what the first one left."""
+few enough for each kernel to find in the cache what the one before it left, and for the
+allocator to keep the memory between calls (``docs/decisions/0003-allocator.md``)."""
 
 SERIAL_NUMEL = GRAIN - 2048
 """The same where no thread may share: whole pages of any type, below the grain."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from zcompile.ir import Compute, Kernel, Schedule, Target, Update, Value
+from zcompile.ir import Compute, Kernel, Schedule, Target, Update, Value, footprint
 from zcompile.optim.chunks import Bucket, Member, Part, Piece, Span, buckets
 
 Passes = Callable[[Schedule, Target], Schedule]
@@ -34,6 +34,12 @@ class Program:
     schedule: Schedule
     streamed: tuple[Bucket, ...]
     resident: tuple[Bucket, ...]
+
+    @property
+    def passing_bytes(self) -> int:
+        """The most device bytes that the update holds besides homes and arena."""
+        resident = (_temporary_bytes(bucket, self.members) for bucket in self.resident)
+        return max((*footprint(self.schedule).ordinary, *resident), default=0)
 
 
 def plan(members: tuple[Member, ...], passes: Passes, target: Target) -> Program:

@@ -54,14 +54,14 @@ class Update:
         """Update everything; the note above says what holds after a ``StorageError``."""
         for subject in self._subjects:
             subject.make_states(self._machine.homes)
-        if self._program.streamed:
-            # The allocator keeps what others, and then our kernels, have freed: the budget
-            # has no room for it beside the arena.
-            return_freed_memory()
+        passing_bytes = self._program.passing_bytes
+        self._machine.ledger.hold(Tier.DEVICE, passing_bytes)
+        try:
             self._stream()
-            return_freed_memory()
-        for bucket in self._program.resident:
-            self._kernel(bucket)({})
+            for bucket in self._program.resident:
+                self._kernel(bucket)({})
+        finally:
+            self._machine.ledger.drop(Tier.DEVICE, passing_bytes)
         # Copies into homes go past autograd; a backward of before must still notice.
         torch.autograd.graph.increment_version(
             [
@@ -73,6 +73,10 @@ class Update:
         )
 
     def _stream(self) -> None:
+        if not self._program.streamed:
+            return
+        # The allocator may keep what others have freed: the budget has no room for it.
+        return_freed_memory()
         schedule = self._program.schedule
         kernels: dict[str, Kernel] = {}
         for index, bucket in enumerate(self._program.streamed):
