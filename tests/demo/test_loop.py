@@ -34,7 +34,8 @@ class Bigrams(nn.Module):
 def test_batches_come_round_and_the_loss_falls() -> None:
     torch.manual_seed(0)
     job = Job(steps=5, sequence=4, num_batches=2, learning_rate=0.1)
-    batches = [torch.tensor([[1, 2, 3, 4]]), torch.tensor([[5, 6, 7, 8]])]
+    tokens = torch.tensor([[[1, 2, 3, 4]], [[5, 6, 7, 8]]])
+    batches = [{"input_ids": ids, "labels": ids} for ids in tokens]
     model = Bigrams()
     done = list(fine_tune(model, list(model.parameters()), batches, job))
     assert [each.number for each in done] == [0, 1, 2, 3, 4]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from zcompile.backend import zinf_backend
-from zcompile.demo.loop import Iteration, fine_tune
+from zcompile.demo.loop import Batch, Iteration, fine_tune
 from zcompile.demo.memory import ProcessMemory
 from zcompile.demo.pretrained import load_model, read_batches
 from zcompile.demo.screen import Screen
@@ -66,7 +66,7 @@ class _Run:
     memory: ProcessMemory
     screen: Screen
 
-    def through(self, batches: list[Tensor], swap_dir: Path) -> list[Iteration]:
+    def through(self, batches: list[Batch], swap_dir: Path) -> list[Iteration]:
         options: CompileOptions = {
             "device_budget": self.setup.device_budget,
             "nvme_dir": str(swap_dir),

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from zcompile.demo.job import Job
 
+Batch = dict[str, Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
@@ -24,13 +26,13 @@ class Iteration:
 
 
 def fine_tune(
-    model: Callable[..., Any], parameters: Sequence[nn.Parameter], batches: list[Tensor], job: Job
+    model: Callable[..., Any], parameters: Sequence[nn.Parameter], batches: list[Batch], job: Job
 ) -> Iterator[Iteration]:
     """Train ``model`` and yield each iteration when it is done."""
     optimizer = torch.optim.AdamW(parameters, lr=job.learning_rate)
-    for number, tokens in enumerate(islice(cycle(batches), job.steps)):
+    for number, batch in enumerate(islice(cycle(batches), job.steps)):
         started = perf_counter()
-        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        loss = model(**batch, use_cache=False).loss
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()

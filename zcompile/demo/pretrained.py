@@ -10,12 +10,12 @@ from pydoc_data import topics
 from typing import Protocol, cast
 
 import torch
-from torch import Tensor
 from transformers import AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from zcompile.demo.errors import NotEnoughText
 from zcompile.demo.job import Job
+from zcompile.demo.loop import Batch
 from zcompile.runtime.libc import return_freed_memory
 
 
@@ -30,18 +30,26 @@ def load_model(weights: Path) -> LlamaForCausalLM:
     return model
 
 
-def read_batches(weights: Path, job: Job) -> list[Tensor]:
-    """Return ``job.num_batches`` int64 tensors of tokens, each (batch, sequence).
+def read_batches(weights: Path, job: Job) -> list[Batch]:
+    """Return ``job.num_batches`` batches: what the model takes, by name.
 
-    The text is Python's own reference, one topic after the other.  Raises ``NotEnoughText``
-    if it is too short.
+    ``input_ids`` and ``labels`` are int64, (batch, sequence).  The text is Python's own
+    reference, one topic after the other.  Raises ``NotEnoughText`` if it is too short.
     """
     needed = job.num_batches * job.num_tokens
     tokens = list(islice(_tokens(weights), needed))
     if len(tokens) < needed:
         raise NotEnoughText(len(tokens), needed)
+    # transformers finds out by itself that plain causal attention is meant, but not while it
+    # is traced: then it computes a mask, which leads to other kernels and other roundings.
+    # Given a whole mask, it does the same in both cases, so that the losses can be compared.
+    causal = torch.ones(job.sequence, job.sequence, dtype=torch.bool).tril()
+    mask = causal.expand(job.batch, 1, job.sequence, job.sequence)
     shape = (job.num_batches, job.batch, job.sequence)
-    return list(torch.tensor(tokens).view(shape))
+    return [
+        {"input_ids": ids, "labels": ids, "attention_mask": mask}
+        for ids in torch.tensor(tokens).view(shape)
+    ]
 
 
 class _Tokenizer(Protocol):
