@@ -42,7 +42,12 @@ class Machine:
     def executing(
         self, schedule: Schedule, bindings: Mapping[str, Binding]
     ) -> Generator[UpdatingExecutor, None, None]:
-        """Lend an executor for one invocation of ``schedule``, and the arena it needs."""
+        """Lend an executor for one invocation of ``schedule``, and the arena it needs.
+
+        Pages of homes that eager code has left resident go first: the schedule's budget has
+        no room for them.
+        """
+        self.homes.trim()
         held_bytes = arena_peak_bytes(schedule) if schedule.vacates else None
         with self.lease_arena(schedule.arena_bytes, held_bytes=held_bytes) as arena:
             executor = self._make_executor(schedule, bindings, arena, self)

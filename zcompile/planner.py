@@ -103,6 +103,7 @@ class Planner:
         self._graphs: dict[str, Schedule] = {}
         self._states: tuple[str, ...] = ()
         self._plans: dict[str, GraphPlan] = {}
+        self._update_peak_bytes = 0
         self._pins_are_checked = False
         self.placement = Placement({})
 
@@ -172,7 +173,14 @@ class Planner:
 
     def plan_update(self, schedule: Schedule, target: Target) -> Schedule:
         """Return ``schedule``, an update, as the passes plan it."""
-        return run_within_budget(self._pipeline, schedule, target).schedule
+        planned = run_within_budget(self._pipeline, schedule, target).schedule
+        self._update_peak_bytes = max(self._update_peak_bytes, peak_bytes(planned, target))
+        return planned
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most device bytes that a plan holds: one of a graph's, or of any update so far."""
+        return max((self._update_peak_bytes, *(each.peak_bytes for each in self.plans())))
 
     @property
     def io_block_bytes(self) -> int:

@@ -103,7 +103,6 @@ class Session:
     def _execute(self, graph: Graph, planned: Planned, args: list[Any]) -> Sequence[Any]:
         schedule, machine = planned.schedule, self.machine
         bindings = self._bindings(graph, schedule, args)
-        machine.homes.trim()
         with (
             machine.executing(schedule, bindings) as executor,
             self._counted(planned.passing_bytes),
@@ -125,8 +124,8 @@ class Session:
 
     @property
     def planned_peak_bytes(self) -> int:
-        """The most device bytes that any of the plans holds."""
-        return max((each.peak_bytes for each in self.planner.plans()), default=0)
+        """The most device bytes that any of the plans holds, those of updates included."""
+        return self.planner.peak_bytes
 
     def total(self) -> Snapshot:
         """Return what was held, moved and waited for since the session began."""
