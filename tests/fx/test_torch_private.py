@@ -1,0 +1,137 @@
+"""Each thing we use of torch that it does not promise to keep: a failure here names it.
+
+When a new version of torch breaks the backend, run this file first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from tests.fx.graphs import Block
+from zcompile.bridge import torch_private
+
+
+class Seen:
+    """A backend that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.owner: object = None
+        self.dynamo: fx.GraphModule | None = None
+        self.graphs: dict[str, fx.GraphModule] = {}
+
+    def __call__(self, module: fx.GraphModule, example_inputs: list[Any]) -> Any:
+        self.owner = torch_private.compiled_object()
+        self.dynamo = module
+
+        def keep(kind: str) -> Any:
+            def compile_graph(graph: fx.GraphModule, _: list[Any]) -> Any:
+                self.graphs[kind] = graph
+                return _boxed(graph)
+
+            return compile_graph
+
+        return torch_private.aot_autograd(
+            fw_compiler=keep("forward"),
+            bw_compiler=keep("backward"),
+            partition_fn=torch_private.min_cut_rematerialization_partition,
+        )(module, example_inputs)
+
+
+def _boxed(graph: fx.GraphModule) -> Any:
+    def run(args: list[Any]) -> Any:
+        return graph(*args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+@pytest.fixture(scope="module")
+def seen() -> Seen:
+    torch._dynamo.reset()
+    seen = Seen()
+    torch.compile(Block(8), backend=seen)(torch.randn(2, 8)).sum().backward()
+    return seen
+
+
+def placeholders(graph: fx.GraphModule) -> list[fx.Node]:
+    return list(graph.graph.find_nodes(op="placeholder"))
+
+
+def test_aotautograd_hands_over_forward_and_backward(seen: Seen) -> None:
+    assert set(seen.graphs) == {"forward", "backward"}
+
+
+def test_forward_placeholders_name_the_inputs_of_the_graph(seen: Seen) -> None:
+    indices = [
+        torch_private.graph_input_index(each) for each in placeholders(seen.graphs["forward"])
+    ]
+    assert sorted(index for index in indices if index is not None) == list(range(7))
+
+
+def test_backward_tells_saved_activations_from_inputs(seen: Seen) -> None:
+    saved = [
+        torch_private.is_saved_activation(each) for each in placeholders(seen.graphs["backward"])
+    ]
+    assert any(saved)
+    assert not all(saved)
+
+
+def test_backward_outputs_name_the_input_they_are_the_gradient_of(seen: Seen) -> None:
+    (output,) = seen.graphs["backward"].graph.find_nodes(op="output")
+    descriptors = torch_private.output_descriptors(output)
+    assert len(descriptors) == len(output.args[0])
+    assert sum(torch_private.gradient_input_index(each) is not None for each in descriptors) == 6
+
+
+def test_views_share_the_storage_of_their_fake_tensors(seen: Seen) -> None:
+    graph = seen.graphs["forward"].graph
+    (view, *_) = graph.find_nodes(op="call_function", target=torch.ops.aten.t.default)
+    (base,) = view.all_input_nodes
+    key = torch_private.storage_key
+    assert key(view.meta["val"]) == key(base.meta["val"])
+    others = {key(each.meta["val"]) for each in placeholders(seen.graphs["forward"])}
+    assert len(others) == 7
+
+
+def test_dynamo_says_how_it_reaches_a_parameter(seen: Seen) -> None:
+    assert seen.dynamo is not None
+    texts = [torch_private.source_text(each) for each in placeholders(seen.dynamo)]
+    assert any("['up']" in text and "['weight']" in text for text in texts)
+
+
+def test_a_compiled_module_is_found(seen: Seen) -> None:
+    assert isinstance(seen.owner, Block)
+
+
+def test_a_module_compiled_in_place_is_found() -> None:
+    torch._dynamo.reset()
+    seen, model = Seen(), Block(8)
+    model.compile(backend=seen)
+    model(torch.randn(2, 8)).sum().backward()
+    assert seen.owner is model
+
+
+def test_a_compiled_function_is_found() -> None:
+    torch._dynamo.reset()
+    seen = Seen()
+    weight = nn.Parameter(torch.randn(8))
+
+    def function(x: Tensor) -> Tensor:
+        return x * weight
+
+    torch.compile(function, backend=seen)(torch.randn(8)).sum().backward()
+    assert seen.owner is function
+
+
+def test_nothing_is_found_outside_a_compiled_call() -> None:
+    assert torch_private.compiled_object() is None
+
+
+def test_random_operations_are_left_whole() -> None:
+    table = torch_private.default_decompositions()
+    assert torch.ops.aten.native_dropout.default not in table
+    assert torch.ops.aten.native_layer_norm.default in table

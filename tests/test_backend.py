@@ -1,0 +1,116 @@
+"""How errors reach the user, and whose session a call belongs to."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from zcompile import BudgetError
+from zcompile.backend import Backend
+
+WIDTH = 64
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+def compiled(net: nn.Module, backend: Backend, **options: object) -> nn.Module:
+    torch._dynamo.reset()
+    return torch.compile(net, backend=backend, options={"compute": "eager", **options})  # type: ignore[return-value,arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device_budget": "12 parsecs"}, ["device_budget", "12 parsecs"]),
+        ({"device_bugdet": "1GiB"}, ["device_bugdet", "device_budget"]),
+        ({"nvme_dir": "/proc/no/such"}, ["nvme_dir", "/proc/no/such"]),
+        ({"pipeline": "stream,nonsense"}, ["pipeline", "nonsense"]),
+        ({"skip": ["stream"]}, ["skip", "stream"]),
+    ],
+)
+def test_bad_options_are_value_errors_of_ours(options: dict[str, object], words: list[str]) -> None:
+    net = model()
+    before = copy.deepcopy(net.state_dict())
+    step = compiled(net, Backend(), **options)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=words[0]) as caught:
+            step(torch.ones(2, WIDTH))
+        assert type(caught.value) is ValueError
+        assert all(word in str(caught.value) for word in words)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+def test_arguments_that_are_no_options_are_named() -> None:
+    torch._dynamo.reset()
+    step = torch.compile(model(), backend=Backend(), mode="max-autotune")
+    with pytest.raises(ValueError, match="mode"):
+        step(torch.ones(2, WIDTH))
+
+
+def test_a_budget_that_cannot_work_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    net = model()
+    addresses = [each.data_ptr() for each in net.parameters()]
+    step = compiled(net, Backend(), device_budget="4KiB", nvme_dir=str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(BudgetError) as caught:
+            step(torch.ones(2, WIDTH))
+    assert caught.value.smallest_bytes > 4096
+    assert [each.data_ptr() for each in net.parameters()] == addresses
+    assert list(tmp_path.iterdir()) == []
+    again = compiled(
+        net, Backend(), device_budget=caught.value.smallest_bytes, nvme_dir=str(tmp_path)
+    )
+    again(torch.ones(2, WIDTH)).sum().backward()
+
+
+def test_without_options_nothing_moves() -> None:
+    torch._dynamo.reset()
+    backend, net = Backend(), model()
+    torch.compile(net, backend=backend)(torch.ones(2, WIDTH)).sum().backward()
+    (session,) = backend.sessions(net)
+    assert not any(each.moves for each in session.planned())
+
+
+def test_models_of_one_class_have_sessions_of_their_own(tmp_path: Path) -> None:
+    backend, first, second = Backend(), model(), model()
+    options = {"compute": "eager", "device_budget": "96KiB", "nvme_dir": str(tmp_path)}
+    torch._dynamo.reset()
+    for net in (first, second):
+        torch.compile(net, backend=backend, options=options)(torch.ones(2, WIDTH)).sum().backward()
+    (one,), (other,) = backend.sessions(first), backend.sessions(second)
+    assert one is not other
+    assert one.name_of(first[0].weight) == other.name_of(second[0].weight) == "0.weight"
+    assert one.name_of(second[0].weight) is None
+    assert torch.equal(first[0].weight.grad, second[0].weight.grad)
+
+
+def test_a_copy_of_a_compiled_model_is_compiled_by_the_same_backend(tmp_path: Path) -> None:
+    backend, net = Backend(), model()
+    step = compiled(net, backend, device_budget="96KiB", nvme_dir=str(tmp_path))
+    step(torch.ones(2, WIDTH)).sum().backward()
+    twin = copy.deepcopy(step)
+    assert torch.equal(twin(torch.ones(2, WIDTH)), step(torch.ones(2, WIDTH)))
+
+
+def test_the_name_works_without_importing_the_package(tmp_path: Path) -> None:
+    code = f"""
+import torch, sys
+net = torch.nn.Linear(256, 256)
+assert "zcompile" not in sys.modules
+options = dict(compute="eager", device_budget="640KiB", nvme_dir={str(tmp_path)!r})
+step = torch.compile(net, backend="zinf", options=options)
+step(torch.ones(2, 256)).sum().backward()
+assert net.weight.grad.eq(2).all()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == [], "a clean exit leaves nothing behind"
