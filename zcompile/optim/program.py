@@ -28,18 +28,14 @@ class Program:
 
     ``streamed`` buckets are the ``Update`` steps of ``schedule``, in its order; what the
     ``resident`` ones touch is all on the device, so they need no schedule.
+    ``passing_bytes`` is the most that is held on the device besides homes and arena.
     """
 
     members: tuple[Member, ...]
     schedule: Schedule
     streamed: tuple[Bucket, ...]
     resident: tuple[Bucket, ...]
-
-    @property
-    def passing_bytes(self) -> int:
-        """The most device bytes that the update holds besides homes and arena."""
-        resident = (_temporary_bytes(bucket, self.members) for bucket in self.resident)
-        return max((*footprint(self.schedule).ordinary, *resident), default=0)
+    passing_bytes: int
 
 
 def plan(members: tuple[Member, ...], passes: Passes, target: Target) -> Program:
@@ -55,7 +51,10 @@ def plan(members: tuple[Member, ...], passes: Passes, target: Target) -> Program
         # Nothing here takes more of the host tier: what rests there is changed in place.
         own = replace(target, homes=homes, host_budget=None, host_reserved_bytes=0)
         schedule = passes(update_schedule(members, streamed), own)
-    return Program(members, schedule, streamed, made[len(streamed) :])
+    resident = made[len(streamed) :]
+    in_calls = [_temporary_bytes(bucket, members) for bucket in resident]
+    passing_bytes = max((*footprint(schedule).ordinary, *in_calls), default=0)
+    return Program(members, schedule, streamed, resident, passing_bytes)
 
 
 @dataclass(slots=True)

@@ -72,7 +72,8 @@ def bring_home(optimizer: Optimizer, host: Host) -> int:
             strays.setdefault(wanted, []).append(state)
     for tier, states in strays.items():
         for state in states:
-            _make_own_storage(state.tensor)
+            if host.machine.homes.find(state.tensor) is None:
+                _make_own_storage(state.tensor)
         labelled = [(state.name, state.tensor) for state in states]
         host.machine.homes.adopt(labelled, tier, host.machine.transfers)
     return sum(state.tensor.nbytes for states in strays.values() for state in states)

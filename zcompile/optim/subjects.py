@@ -65,10 +65,11 @@ class Subject:
     def hand_over(self, states: dict[Tensor, dict[str, object]]) -> None:
         """Put the count and the states that were made into ``states``, the optimizer's."""
         new: dict[str, object] = {}
-        if self.count is not None and self.claim.step is None:
-            new["step"] = self.count
-        elif self.count is not None and self.claim.step is not None:
-            self.claim.step.copy_(self.count)
+        if self.count is not None:
+            if self.claim.step is None:
+                new["step"] = self.count
+            else:
+                self.claim.step.copy_(self.count)
         made = [kind for kind, part in self.parts.items() if part.made and kind in self.tensors]
         new.update((kind, self.tensors[kind]) for kind in made)
         if new:
