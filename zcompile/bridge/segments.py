@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import sympy
+import sympy  # pyright: ignore[reportMissingTypeStubs]
 from torch import fx, nn
 
 from zcompile.bridge.aliases import Aliases, Storage

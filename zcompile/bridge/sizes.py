@@ -59,7 +59,7 @@ def symbols_of(node: fx.Node) -> set[sympy.Symbol]:
         symbol
         for size in sizes
         if isinstance(size, torch.SymInt)
-        for symbol in sympy.sympify(_inside(size).expr).free_symbols
+        for symbol in cast("Any", sympy.sympify(_inside(size).expr)).free_symbols
     }
 
 
