@@ -6,10 +6,11 @@ import copy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from zcompile import BudgetError
 from zcompile.backend import Backend
@@ -17,14 +18,23 @@ from zcompile.backend import Backend
 WIDTH = 64
 
 
-def model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+class Net(nn.Module):
+    """Two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(torch.tanh(self.first(x)))
+        return y
 
 
-def compiled(net: nn.Module, backend: Backend, **options: object) -> nn.Module:
-    torch._dynamo.reset()
-    return torch.compile(net, backend=backend, options={"compute": "eager", **options})  # type: ignore[return-value,arg-type]
+def compiled(net: nn.Module, backend: Backend, **options: Any) -> Any:
+    torch.compiler.reset()
+    return torch.compile(net, backend=backend, options={"compute": "eager", **options})
 
 
 @pytest.mark.parametrize(
@@ -38,7 +48,7 @@ def compiled(net: nn.Module, backend: Backend, **options: object) -> nn.Module:
     ],
 )
 def test_bad_options_are_value_errors_of_ours(options: dict[str, object], words: list[str]) -> None:
-    net = model()
+    net = Net()
     before = copy.deepcopy(net.state_dict())
     step = compiled(net, Backend(), **options)
     for _ in range(2):
@@ -50,19 +60,20 @@ def test_bad_options_are_value_errors_of_ours(options: dict[str, object], words:
 
 
 def test_arguments_that_are_no_options_are_named() -> None:
-    torch._dynamo.reset()
-    step = torch.compile(model(), backend=Backend(), mode="max-autotune")
+    torch.compiler.reset()
+    step = torch.compile(Net(), backend=Backend(), mode="max-autotune")
     with pytest.raises(ValueError, match="mode"):
         step(torch.ones(2, WIDTH))
 
 
 def test_a_budget_that_cannot_work_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    net = model()
+    net = Net()
     addresses = [each.data_ptr() for each in net.parameters()]
     step = compiled(net, Backend(), device_budget="4KiB", nvme_dir=str(tmp_path))
-    for _ in range(2):
-        with pytest.raises(BudgetError) as caught:
-            step(torch.ones(2, WIDTH))
+    with pytest.raises(BudgetError):
+        step(torch.ones(2, WIDTH))
+    with pytest.raises(BudgetError) as caught:
+        step(torch.ones(2, WIDTH))
     assert caught.value.smallest_bytes > 4096
     assert [each.data_ptr() for each in net.parameters()] == addresses
     assert list(tmp_path.iterdir()) == []
@@ -73,28 +84,31 @@ def test_a_budget_that_cannot_work_is_refused_before_anything_runs(tmp_path: Pat
 
 
 def test_without_options_nothing_moves() -> None:
-    torch._dynamo.reset()
-    backend, net = Backend(), model()
+    torch.compiler.reset()
+    backend, net = Backend(), Net()
     torch.compile(net, backend=backend)(torch.ones(2, WIDTH)).sum().backward()
     (session,) = backend.sessions(net)
     assert not any(each.moves for each in session.planned())
 
 
 def test_models_of_one_class_have_sessions_of_their_own(tmp_path: Path) -> None:
-    backend, first, second = Backend(), model(), model()
-    options = {"compute": "eager", "device_budget": "96KiB", "nvme_dir": str(tmp_path)}
-    torch._dynamo.reset()
+    backend, first, second = Backend(), Net(), Net()
+    options = dict[str, Any](compute="eager", device_budget="96KiB", nvme_dir=str(tmp_path))
+    torch.compiler.reset()
     for net in (first, second):
         torch.compile(net, backend=backend, options=options)(torch.ones(2, WIDTH)).sum().backward()
     (one,), (other,) = backend.sessions(first), backend.sessions(second)
     assert one is not other
-    assert one.name_of(first[0].weight) == other.name_of(second[0].weight) == "0.weight"
-    assert one.name_of(second[0].weight) is None
-    assert torch.equal(first[0].weight.grad, second[0].weight.grad)
+    weights = first.first.weight, second.first.weight
+    assert one.name_of(weights[0]) == other.name_of(weights[1]) == "first.weight"
+    assert one.name_of(weights[1]) is None
+    assert weights[0].grad is not None
+    assert weights[1].grad is not None
+    assert torch.equal(weights[0].grad, weights[1].grad)
 
 
 def test_a_copy_of_a_compiled_model_is_compiled_by_the_same_backend(tmp_path: Path) -> None:
-    backend, net = Backend(), model()
+    backend, net = Backend(), Net()
     step = compiled(net, backend, device_budget="96KiB", nvme_dir=str(tmp_path))
     step(torch.ones(2, WIDTH)).sum().backward()
     twin = copy.deepcopy(step)

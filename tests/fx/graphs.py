@@ -23,7 +23,8 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        y: Tensor = self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return x + y
 
 
 class Stack(nn.Module):
@@ -40,7 +41,8 @@ class Stack(nn.Module):
         x = self.embed(words)
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        logits: Tensor = self.head(x)
+        return logits
 
 
 class Spy:
@@ -84,7 +86,7 @@ def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
 def captured_graphs(model: nn.Module, *inputs: Any) -> dict[str, Captured]:
     """Run one training step of ``model``; return its graphs by kind."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     spy = Spy()
     torch.compile(model, backend=spy)(*inputs).square().sum().backward()
     return spy.captured

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,19 +20,19 @@ from zcompile.bridge.sizes import hint
 
 def inline(captured: Captured) -> Any:
     module = emit(captured, captured.schedule(hint), None)
-    return lambda args: module(None, args)
+    return partial(module, None)
 
 
 def segmented(captured: Captured) -> Any:
     segments = {each.name: extract(each, captured.module) for each in captured.segments}
     module = emit(captured, captured.schedule(hint), segments)
-    return lambda args: module(None, args)
+    return partial(module, None)
 
 
 def compiled(captured: Captured) -> Any:
     segments = SegmentCompiler().compile(captured.segments, captured.module)
     module = emit(captured, captured.schedule(hint), segments)
-    return lambda args: module(None, args)
+    return partial(module, None)
 
 
 def step(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
@@ -49,14 +50,14 @@ def step(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
     ids=["block", "stack"],
 )
 def test_emitted_graphs_give_the_bits_of_eager(wrap: Any, model: nn.Module, inputs: Any) -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     want = step(copy.deepcopy(model), *inputs)
     got = step(torch.compile(model, backend=Spy(wrap)), *inputs)  # type: ignore[arg-type]
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 def test_inductor_segments_agree_with_eager() -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model, words = Stack(), torch.arange(10).view(2, 5)
     want = step(copy.deepcopy(model), words)
     got = step(torch.compile(model, backend=Spy(compiled, decompose=True)), words)  # type: ignore[arg-type]
@@ -65,7 +66,7 @@ def test_inductor_segments_agree_with_eager() -> None:
 
 
 def distinct_segments(depth: int) -> dict[str, int]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     spy = Spy()
     torch.compile(Stack(depth=depth), backend=spy)(torch.arange(10).view(2, 5)).sum().backward()
     return {
@@ -79,7 +80,7 @@ def test_the_number_of_distinct_segments_does_not_grow_with_depth() -> None:
 
 
 def test_arguments_die_at_their_last_use() -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     spy = Spy(inline)
     torch.compile(Block(32), backend=spy)(torch.randn(4, 32)).sum().backward()
     backward = spy.captured["backward"]

@@ -51,7 +51,7 @@ def _boxed(graph: fx.GraphModule) -> Any:
 
 @pytest.fixture(scope="module")
 def seen() -> Seen:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     seen = Seen()
     torch.compile(Block(8), backend=seen)(torch.randn(2, 8)).sum().backward()
     return seen
@@ -108,7 +108,7 @@ def test_a_compiled_module_is_found(seen: Seen) -> None:
 
 
 def test_a_module_compiled_in_place_is_found() -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     seen, model = Seen(), Block(8)
     model.compile(backend=seen)
     model(torch.randn(2, 8)).sum().backward()
@@ -116,14 +116,14 @@ def test_a_module_compiled_in_place_is_found() -> None:
 
 
 def test_a_compiled_function_is_found() -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     seen = Seen()
     weight = nn.Parameter(torch.randn(8))
 
     def function(x: Tensor) -> Tensor:
         return x * weight
 
-    torch.compile(function, backend=seen)(torch.randn(8)).sum().backward()
+    torch.compile(function, backend=seen)(torch.randn(8)).sum().backward()  # type: ignore[no-untyped-call]
     assert seen.owner is function
 
 

@@ -65,8 +65,9 @@ def test_a_view_that_leaves_the_graph_belongs_to_no_segment() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             product, weight = self.shown(x)
-            return product.sum() + weight[0].sum()
+            loss: Tensor = product.sum() + weight[0].sum()
+            return loss
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     captured = captured_graphs(Loss(), torch.randn(2, 8))["forward"]
     assert "shown.weight" not in captured.schedule(int).outputs
