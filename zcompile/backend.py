@@ -117,21 +117,36 @@ def _check_devices(example_inputs: Sequence[Any], options: Options) -> None:
 
 
 class _Job:
-    """One of Dynamo's graphs on its way through AOTAutograd."""
+    """One of Dynamo's graphs on its way through AOTAutograd.
+
+    AOTAutograd keeps it for as long as Dynamo keeps the compiled code, which is longer than
+    the model lives: so it holds the session of a model weakly.
+    """
 
     def __init__(
         self, backend: Backend, session: Session, inputs: dict[int, GraphInput], *, owned: bool
     ) -> None:
         self._backend = backend
-        self._session = session
+        self._options = session.options
+        self._own = weakref.ref(session)
+        self._keep = None if owned else session
         self._inputs = inputs
         self._owned = owned
         self._number = session.next_capture()
 
+    @property
+    def _session(self) -> Session:
+        """The session that the graph is compiled in; a passing one when the model has gone.
+
+        Another model of the class may run its first backward through the code then: what is
+        compiled belongs to no session, and each call finds its own.
+        """
+        return self._own() or Session(self._options)
+
     def run(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         """Return the compiled form of Dynamo's ``module``."""
         decompositions = None
-        if self._session.options.compute == "inductor":
+        if self._options.compute == "inductor":
             decompositions = torch_private.default_decompositions()
         return torch_private.aot_autograd(
             fw_compiler=partial(self.compile, "forward"),
@@ -153,17 +168,17 @@ class _Job:
 
     def compile(self, kind: str, module: fx.GraphModule, _: Sequence[Any]) -> Runner:
         """Compile one of AOTAutograd's graphs."""
-        captured = self._capture(kind, module)
+        captured, session = self._capture(kind, module), self._session
         compiled = None
         if not captured.inline:
-            compiled = self._session.segments.compile(captured.segments, captured.module)
+            compiled = session.segments.compile(captured.segments, captured.module)
         graph = Graph(captured, compiled)
-        self._session.announce([graph])
-        return Runner(self._backend, self._session, graph, owned=self._owned)
+        session.announce([graph])
+        return Runner(self._backend, session, graph, owned=self._owned)
 
     def _capture(self, kind: str, module: fx.GraphModule) -> Captured:
         roles = roles_of(module.graph, self._inputs)
-        inline = self._session.options.compute == "eager"
+        inline = self._options.compute == "eager"
         return capture(f"{kind}.{self._number}", module, roles, inline=inline)
 
 
