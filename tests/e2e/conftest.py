@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.register_assert_rewrite("tests.e2e.checks", "tests.e2e.plans", "tests.e2e.sides")
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -79,10 +79,13 @@ def train(job: Job, compile_model: Compile, number: int = ITERATIONS) -> list[Re
 
 
 def compiled(
-    model: Any, options: Mapping[str, object], backend: Callable[..., Any] | str = "zinf"
+    model: Any,
+    options: Mapping[str, object],
+    backend: Callable[..., Any] | str = "zinf",
+    **more: Any,
 ) -> Any:
-    """Return ``model`` compiled by ``backend`` under ``options``."""
-    return torch.compile(model, backend=backend, options=cast("Any", options))
+    """Return ``model`` compiled by ``backend`` under ``options``; ``more`` are other arguments."""
+    return torch.compile(model, backend=backend, options=cast("Any", options), **more)
 
 
 def tensors_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -121,9 +124,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def relative_distance(a: Tensor, b: Tensor) -> float:
     """Return how far ``a`` is from ``b``, as a share of the length of ``b``."""
-    length = torch.linalg.vector_norm(b.double())
-    distance = torch.linalg.vector_norm(a.double() - b.double())
-    return float(distance / length if length > 0 else distance)
+    a, b = a.double(), b.double()
+    length = torch.dist(b, torch.zeros_like(b)).item()
+    return torch.dist(a, b).item() / (length or 1)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
