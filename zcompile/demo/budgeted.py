@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from zcompile.ir import Tier
 from zcompile.report.schedules import ScheduleReport, schedules
 from zcompile.report.stats import stats
 from zcompile.report.units import mebibytes
+from zcompile.runtime.libc import return_freed_memory
 
 CompileOptions = dict[str, str | int | bool | Callable[..., Any]]
 """What ``torch.compile`` says it takes as options."""
@@ -44,6 +46,7 @@ def train_within_budget(
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         iterations=iterations,
         peak_bytes=memory.peak_bytes() if len(iterations) > 1 else None,
+        compiler_bytes=run.compiler_bytes,
         stats=stats(model),
     )
     return outcome, schedules(model)
@@ -59,12 +62,13 @@ def _warm_up(compute: str) -> None:
     toy(torch.zeros(1, 1)).sum().backward()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Run:
     setup: Setup
     model: nn.Module
     memory: ProcessMemory
     screen: Screen
+    compiler_bytes: int = 0
 
     def through(self, batches: list[Batch], swap_dir: Path) -> list[Iteration]:
         options: CompileOptions = {
@@ -79,7 +83,12 @@ class _Run:
     def _watched(self, iterations: Iterator[Iteration]) -> Iterator[Iteration]:
         for each in iterations:
             if each.number == 0:
-                # The first step traces and compiles; what that takes is no part of training.
+                # The first step traces and compiles.  What that took for a while is no part of
+                # training, and what it leaves behind is told apart.
+                gc.collect()
+                return_freed_memory()
+                held_bytes = stats(self.model).total.held_bytes[Tier.DEVICE]
+                self.compiler_bytes = self.memory.now_bytes() - held_bytes
                 self.memory.restart_peak()
             yield each
 

@@ -22,14 +22,16 @@ ADAM_BYTES_PER_PARAMETER = 16
 class Outcome:
     """What a finished run measured.
 
-    ``peak_bytes`` is resident memory above that of the process before the model existed,
-    the most there was from the second iteration on; ``None`` if there was only one.
+    ``peak_bytes`` is the resident memory of the process above what it was before the model
+    existed: the most there was from the second iteration on, ``None`` if there was only one.
+    ``compiler_bytes`` of it are graphs and other objects that tracing and compiling left.
     """
 
     job: Job
     num_parameters: int
     iterations: Sequence[Iteration]
     peak_bytes: int | None
+    compiler_bytes: int
     stats: Stats
 
     @property
@@ -55,19 +57,24 @@ def _rows(outcome: Outcome) -> list[tuple[str, str]]:
     seconds = outcome.seconds_per_iteration
     states_bytes = outcome.num_parameters * ADAM_BYTES_PER_PARAMETER
     budget = stats.device_budget
-    peak = outcome.peak_bytes
     return [
         ("loss, first and last", f"{losses[0]:.4f}, {losses[-1]:.4f}"),
         ("seconds per iteration (median)", f"{seconds:.2f}"),
         ("tokens per second", f"{outcome.job.num_tokens / seconds:.0f}"),
         ("parameters, gradients, Adam's states", mebibytes(states_bytes)),
         ("device budget", "none" if budget is None else mebibytes(budget)),
-        ("peak as planned", mebibytes(stats.planned_peak_bytes)),
-        (
-            "peak of the process, above its imports",
-            "needs two steps" if peak is None else mebibytes(peak),
-        ),
+        ("planned peak", mebibytes(stats.planned_peak_bytes)),
+        *_measured(outcome),
         *_per_iteration(stats),
+    ]
+
+
+def _measured(outcome: Outcome) -> list[tuple[str, str]]:
+    if outcome.peak_bytes is None:
+        return []
+    return [
+        ("measured peak", mebibytes(outcome.peak_bytes - outcome.compiler_bytes)),
+        ("beside it, the compiler's own objects", mebibytes(outcome.compiler_bytes)),
     ]
 
 
