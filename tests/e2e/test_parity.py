@@ -34,19 +34,28 @@ HOST_BYTES = 256 << 10
 """The host budget beside a file: a third or a fourth of the states of a job."""
 
 EAGER = [
-    *(("lm-adamw", tiers, factor) for tiers in TIERS for factor in (1.0, 1.02, 1.5)),
+    *(("lm-adamw", "nvme", factor) for factor in (1.0, 1.02, 1.5)),
+    ("lm-adamw", "host", 1.02),
+    ("lm-adamw", "both", 1.0),
     ("lm-dropout-amsgrad", "nvme", 1.02),
-    ("lm-dropout-amsgrad", "both", 1.5),
     ("conv-sgd", "nvme", 1.02),
     ("conv-sgd", "host", 1.0),
     ("recurrent-fused", "nvme", 1.5),
     ("recurrent-fused", "both", 1.02),
     ("llama-adamw", "nvme", 1.02),
     ("llama-adamw", "host", 1.5),
-    ("bert-fused", "nvme", 1.5),
     ("bert-fused", "both", 1.0),
 ]
 """Jobs, tiers, and budgets as multiples of the least one that works."""
+
+MORE_EAGER = [
+    (name, tiers, factor)
+    for name in JOBS
+    for tiers in TIERS
+    for factor in (1.0, 1.02, 1.5)
+    if (name, tiers, factor) not in EAGER and (name, factor) != ("conv-sgd", 1.5)
+]
+"""The others, which are slow; half as much again as it needs, the conv net hardly moves."""
 
 
 @cache
@@ -91,7 +100,10 @@ def planned_options(
     return {**options, "device_budget": budget, "compute": compute}
 
 
-@pytest.mark.parametrize(("name", "tiers", "factor"), EAGER)
+@pytest.mark.parametrize(
+    ("name", "tiers", "factor"),
+    [*EAGER, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_EAGER)],
+)
 def test_eager_has_the_bits_of_plain_pytorch(
     name: str, tiers: str, factor: float, swap_dir: Path
 ) -> None:
