@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
-from zcompile.ir import Schedule, Tier, arena_peak_bytes, page_aligned
+from zcompile.ir import Schedule, Tier, arena_peak_bytes, held_after_moves, page_aligned
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.binding import Binding
 from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.executor import UpdatingExecutor
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger
+from zcompile.runtime.retention import RetainingLittle, Retention, slack_bytes
 from zcompile.runtime.transfers import Transfers
 
 MakeExecutor = Callable[[Schedule, Mapping[str, Binding], Arena, "Machine"], UpdatingExecutor]
@@ -29,11 +30,14 @@ class Machine:
         transfers: Transfers,
         ledger: Ledger,
         make_executor: MakeExecutor = CpuExecutor,
+        *,
+        device_budget: int | None = None,
     ) -> None:
         self.homes = homes
         self.transfers = transfers
         self.ledger = ledger
         self._make_executor = make_executor
+        self._device_budget = device_budget
         self._turn = _Turn()
         self._arena: Arena | None = None
         self._arena_bytes = 0
@@ -51,6 +55,9 @@ class Machine:
         held_bytes = arena_peak_bytes(schedule) if schedule.vacates else None
         with self.lease_arena(schedule.arena_bytes, held_bytes=held_bytes) as arena:
             executor = self._make_executor(schedule, bindings, arena, self)
+            if self._device_budget is not None:
+                retention = Retention(held_after_moves(schedule), slack_bytes(self._device_budget))
+                executor = RetainingLittle(executor, retention)
             try:
                 yield executor
             finally:

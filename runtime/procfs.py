@@ -81,6 +81,22 @@ class FilePages:
         os.close(self._fd)
 
 
+class ProcessPages:
+    """A cheap reading of the anonymous resident bytes of this process."""
+
+    def __init__(self) -> None:
+        self._fd = os.open("/proc/self/statm", os.O_RDONLY)
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    def anonymous_bytes(self) -> int:
+        """Return the resident bytes that belong to no file."""
+        _, resident, shared, *_ = os.pread(self._fd, 128, 0).split()
+        return (int(resident) - int(shared)) * self._page_bytes
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
 def _fields(file: Path) -> dict[str, int]:
     """Return the numbers of a file of lines like ``VmRSS:   12 kB``, by name."""
     lines = (line.partition(":") for line in file.read_text().splitlines())

@@ -161,7 +161,13 @@ class Session:
         nvme_dir, block_bytes = self.options.nvme_dir, self.planner.io_block_bytes
         file = ExtentFile(RunFolder.create(nvme_dir)) if nvme_dir else None
         transfers = Transfers(file, self.ledger, block_bytes=block_bytes)
-        return Machine(Homes(file, self.ledger), transfers, self.ledger, self._make_executor)
+        return Machine(
+            Homes(file, self.ledger),
+            transfers,
+            self.ledger,
+            self._make_executor,
+            device_budget=self.options.device_budget,
+        )
 
     def name_of(self, parameter: Tensor) -> str | None:
         """Return what ``parameter`` is called in the schedules, if it has been in one."""

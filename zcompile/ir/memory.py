@@ -139,6 +139,17 @@ def device_profile(schedule: Schedule, target: Target) -> list[int]:
     ]
 
 
+def held_after_moves(schedule: Schedule) -> tuple[int, ...]:
+    """Return the device bytes that ``schedule`` itself holds after each step that is no kernel."""
+    held = footprint(schedule)
+    static = _static_bytes(schedule)
+    return tuple(
+        held.ordinary[at] + (static or held.arena[at])
+        for at, step in enumerate(schedule.steps)
+        if not isinstance(step, Compute | Update)
+    )
+
+
 def host_profile(schedule: Schedule, target: Target) -> list[int]:
     """Return the bytes held on the host at each step, reserved ones included.
 
