@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from enum import StrEnum
@@ -24,6 +25,11 @@ DEFAULT_BUDGET = "512MiB"
 """A quarter of what SmolLM2-135M's fp32 parameters, gradients and Adam states take."""
 
 DEFAULT = Job()
+
+NUM_THREADS = max(1, len(os.sched_getaffinity(0)) - 1)
+"""Threads that compute, unless told otherwise: copies need a core too.  Where there is none,
+OpenMP's threads wait for one another in a busy loop: on two cores that others used as well, an
+iteration took 9 s with one thread and 34 s with two."""
 
 main = typer.Typer(
     name="zinf",
@@ -67,6 +73,9 @@ def demo(
         str, typer.Option(help="Memory for everything, such as 512MiB.")
     ] = DEFAULT_BUDGET,
     compute: Annotated[Compute, typer.Option(help="Who runs the kernels.")] = Compute.EAGER,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Threads that compute; by default one core is left free.")
+    ] = NUM_THREADS,
     check: Annotated[
         bool, typer.Option("--check", help="Run plain PyTorch too and compare the losses.")
     ] = False,
@@ -86,7 +95,7 @@ def demo(
     assert options.device_budget is not None
     try:
         setup = Setup(
-            job=Job(steps=steps, batch=batch, sequence=sequence),
+            job=Job(steps=steps, batch=batch, sequence=sequence, threads=threads),
             weights=find_weights(),
             device_budget=options.device_budget,
             compute=compute.value,

@@ -8,13 +8,17 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """So many steps over a few batches of text, which come round again and again."""
+    """So many steps over a few batches of text, which come round again and again.
+
+    ``threads`` compute; the number is part of the job, since sums depend on it in the last bit.
+    """
 
     steps: int = 12
     batch: int = 1
     sequence: int = 128
     num_batches: int = 4
     learning_rate: float = 1e-4
+    threads: int = 1
 
     @property
     def num_tokens(self) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from zcompile.demo.errors import PlainRunFailed
 from zcompile.demo.job import Job
 from zcompile.demo.loop import Iteration, fine_tune
@@ -29,6 +31,7 @@ def run_plain(weights: Path, job: Job) -> Iterator[Iteration]:
 def main(weights: str, job: str) -> None:
     """Run the job and write one line of JSON for each iteration."""
     asked = Job.from_json(job)
+    torch.set_num_threads(asked.threads)
     batches = read_batches(Path(weights), asked)
     model = load_model(Path(weights))
     for iteration in fine_tune(model, list(model.parameters()), batches, asked):

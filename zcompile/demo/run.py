@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import torch
 from rich.console import Console
 
 from zcompile.demo.budgeted import train_within_budget
@@ -19,6 +20,7 @@ MAX_DIFFERENCE = 1e-3
 
 def run_demo(setup: Setup, console: Console) -> bool:
     """Fine-tune, print what it took, and say whether the losses are as they must be."""
+    torch.set_num_threads(setup.job.threads)
     screen = Screen(console, setup.job)
     with swap_folder(setup.swap_dir) as swap_dir:
         outcome, reports = train_within_budget(setup, swap_dir, screen)
