@@ -32,6 +32,13 @@ def test_a_later_parameter_takes_the_name() -> None:
     assert registry.parameter("weight") is second
 
 
+def test_a_parameter_that_comes_back_takes_the_name_again() -> None:
+    registry, first, second = Registry(), nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    for each in (first, second, first):
+        registry.add("weight", each)
+        assert registry.parameter("weight") is each
+
+
 def test_nothing_is_kept_alive() -> None:
     registry, weight = Registry(), nn.Parameter(torch.ones(2))
     registry.add("weight", weight)

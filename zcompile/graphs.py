@@ -18,8 +18,10 @@ from zcompile.planner import GraphPlan
 class Graph:
     """One captured graph and its kernels; nothing in it depends on a plan.
 
-    ``parameters`` gives the position of each parameter among the arguments, ``trained`` the
-    parameter of each gradient value.
+    ``parameters`` gives the position of each parameter among the arguments, ``layouts`` how
+    each gradient value lies: as its parameter does, which may be gone when backward runs.
+    Of parameters over one storage only the first is a value; the others are read where they
+    are.
 
     Dynamo may run the code it compiled for one model with another model of the same
     class, so a graph knows no session and no tensor.
@@ -29,10 +31,15 @@ class Graph:
         self.captured = captured
         self.compiled = compiled
         placeholders = captured.graph.find_nodes(op="placeholder")
-        managed = captured.roles.managed
-        self.parameters = {managed[n]: at for at, n in enumerate(placeholders) if n in managed}
-        self.trained = {
-            gradient_name(parameter): parameter for parameter in captured.roles.gradients.values()
+        managed, values = captured.roles.managed, set(captured.names.values())
+        self.parameters = {
+            managed[node]: at
+            for at, node in enumerate(placeholders)
+            if node in managed and managed[node] in values
+        }
+        self.layouts = {
+            gradient_name(parameter): captured.roles.layouts[parameter]
+            for parameter in captured.roles.gradients.values()
         }
         self._symbols = SymbolReader(captured.graph)
         _forget_tracing(captured.graph)

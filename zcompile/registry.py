@@ -17,7 +17,8 @@ class Registry:
 
     def add(self, name: str, parameter: Tensor) -> None:
         """Call ``parameter`` by ``name``; a later parameter of that name takes its place."""
-        if self.name_of(parameter) != name:
+        known = self._parameters.get(name)
+        if known is None or known() is not parameter:
             reference = weakref.ref(parameter)
             self._names[id(parameter)] = (reference, name)
             self._parameters[name] = reference

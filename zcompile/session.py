@@ -27,7 +27,7 @@ from zcompile.planner import Planner
 from zcompile.registry import Registry
 from zcompile.runtime import libc
 from zcompile.runtime.adoption import LeftAlone
-from zcompile.runtime.binding import Binding, Layout
+from zcompile.runtime.binding import Binding
 from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.folder import RunFolder
@@ -258,9 +258,7 @@ class Session:
             if isinstance(step, Fetch):
                 found[step.value] = Binding.to(given[step.value])
             elif isinstance(step, Offload):
-                parameter = self.registry.parameter(graph.trained[step.value])
-                assert parameter is not None, f"{step.value} is computed for nobody"
-                found[step.value] = Binding(Layout.of(parameter))
+                found[step.value] = Binding(graph.layouts[step.value])
         return found
 
 

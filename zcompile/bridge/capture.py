@@ -16,6 +16,7 @@ from zcompile.bridge.segments import Segment, cut, epilogue
 from zcompile.bridge.transients import transient_bytes
 from zcompile.bridge.views import hoist_views, localise_views
 from zcompile.ir import Compute, Role, Schedule, Value
+from zcompile.runtime.binding import Layout
 
 SizeOf = Callable[[Size], int]
 """From a size that may be symbolic to a number, for the shapes at hand."""
@@ -26,14 +27,16 @@ class Roles:
     """What the placeholders and outputs of a graph are to the user's model.
 
     ``managed`` names the placeholders that are parameters, ``placeholders`` gives every
-    placeholder's role, ``held`` are those that somebody outside keeps alive, and
-    ``gradients`` maps an output's position to the parameter whose gradient it is.
+    placeholder's role, ``held`` are those that somebody outside keeps alive,
+    ``gradients`` maps an output's position to the parameter whose gradient it is, and
+    ``layouts`` says how each parameter lies, and so its gradient.
     """
 
     managed: Mapping[fx.Node, str]
     placeholders: Mapping[fx.Node, Role]
     held: frozenset[fx.Node]
     gradients: Mapping[int, str]
+    layouts: Mapping[str, Layout]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from zcompile.bridge import torch_private
 from zcompile.bridge.capture import Roles
 from zcompile.ir import Role
+from zcompile.runtime.binding import Layout
 
 _KEY = re.compile(r"\['([^']+)'\]")
 _CONTAINERS = frozenset({"_modules", "_parameters", "_buffers"})
@@ -23,10 +25,11 @@ _CONTAINERS = frozenset({"_modules", "_parameters", "_buffers"})
 
 @dataclass(frozen=True, slots=True)
 class GraphInput:
-    """One input of the user's graph: its name and what it is."""
+    """One input of the user's graph: its name and what it is; of a parameter, how it lies."""
 
     name: str
     role: Role
+    layout: Layout | None = None
 
 
 def graph_inputs(
@@ -41,7 +44,11 @@ def graph_inputs(
     for at, node in enumerate(module.graph.find_nodes(op="placeholder")):
         given = example_inputs[at] if at < len(example_inputs) else None
         name = known.get(id(given)) or _name_from_source(node)
-        found[at] = GraphInput(name, _role(given, is_named=id(given) in known))
+        role = _role(given, is_named=id(given) in known)
+        is_parameter = role is Role.PARAMETER
+        found[at] = GraphInput(
+            name, role, Layout.of(cast("Tensor", given)) if is_parameter else None
+        )
     return found
 
 
@@ -65,7 +72,7 @@ def _role(given: object, *, is_named: bool) -> Role:
     return Role.BUFFER if is_named else Role.INPUT
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _is_plain(tensor: Tensor) -> bool:
     """Whether the bytes of ``tensor`` can be copied as they lie: else it stays as it is."""
     return tensor.layout is torch.strided and tensor.device.type == "cpu"
 
@@ -96,7 +103,11 @@ def roles_of(graph: fx.Graph, inputs: Mapping[int, GraphInput]) -> Roles:
         if (of := torch_private.gradient_input_index(descriptor)) in parameters
     }
     return Roles(
-        managed=managed, placeholders=placeholders, held=frozenset(held), gradients=gradients
+        managed=managed,
+        placeholders=placeholders,
+        held=frozenset(held),
+        gradients=gradients,
+        layouts={each.name: each.layout for each in inputs.values() if each.layout is not None},
     )
 
 
