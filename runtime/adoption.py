@@ -170,6 +170,8 @@ def _fixed(tensor: Tensor) -> str | None:
         return "is expanded: several of its elements are one"
     if tensor.is_conj() or tensor.is_neg():
         return "is conjugated or negated lazily"
+    if tensor.is_shared():  # type: ignore[no-untyped-call]
+        return "is shared with other processes"
     if tensor.is_inference():
         return "was made in inference mode"
     if tensor.grad_fn is not None:

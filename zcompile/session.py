@@ -34,6 +34,7 @@ from zcompile.runtime.folder import RunFolder
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger, Snapshot
 from zcompile.runtime.machine import Machine, MakeExecutor
+from zcompile.runtime.sharers import outlive, tensors_within
 from zcompile.runtime.transfers import Transfers
 
 MAX_ITERATIONS = 1000
@@ -62,6 +63,7 @@ class Session:
         self._settled: Placement | None = None
         self._resident_bytes = 0
         self._left_alone: set[str] = set()
+        self._following: set[str] = set()
         self._machine: Machine | None = None
         self._takeover: Takeover | None = None
         self._iterations: deque[Snapshot] = deque(maxlen=MAX_ITERATIONS)
@@ -221,18 +223,35 @@ class Session:
 
     def _strays(self, parameter: Tensor, wanted: Tier) -> bool:
         name = self.registry.name_of(parameter)
-        return self._tier_of(parameter) is not wanted and name not in self._left_alone
+        if name in self._left_alone or name in self._following:
+            return False
+        return self._tier_of(parameter) is not wanted
 
     def _adopt(self, managed: Mapping[str, Tensor], placement: Placement) -> None:
-        """Move parameters to their tiers; those over one storage all go where the first goes."""
-        tier_of_storage: dict[int, Tier] = {}
+        """Move parameters to their tiers, and with them whatever tensors share their memory.
+
+        Those over one storage all go where the first of them by name goes, though they may be
+        in different graphs: they stay tied, and a graph does not move what another has moved.
+        """
+        straying: dict[int, list[Tensor]] = {}
+        for name, each in managed.items():
+            if self._strays(each, placement.homes[name]):
+                straying.setdefault(each.untyped_storage().data_ptr(), []).append(each)
+        stretches = {at: each[0].untyped_storage().nbytes() for at, each in straying.items()}
         moving: dict[Tier, list[tuple[str, Tensor]]] = {}
-        for name, parameter in managed.items():
-            address = parameter.untyped_storage().data_ptr()
-            tier = tier_of_storage.setdefault(address, placement.homes[name])
-            moving.setdefault(tier, []).append((name, parameter))
-        for tier, parameters in moving.items():
-            self._leave(self.machine.homes.adopt(parameters, tier, self.machine.transfers))
+        for at, sharers in tensors_within(stretches).items():
+            own = {id(each) for each in straying[at]}
+            tensors = [*straying[at], *(each for each in sharers if id(each) not in own)]
+            names = [self.registry.name_of(each) or "" for each in tensors]
+            first, *others = sorted(name for name in names if name in placement.homes)
+            self._following.update(others)
+            for name, each in zip(names, tensors, strict=True):
+                if not name:
+                    outlive(each)
+                label = name or f"a tensor over {first}"
+                moving.setdefault(placement.homes[first], []).append((label, each))
+        for tier, labelled in moving.items():
+            self._leave(self.machine.homes.adopt(labelled, tier, self.machine.transfers))
 
     def _leave(self, left: Sequence[LeftAlone]) -> None:
         """Remember what cannot be moved, and tell of it once."""

@@ -237,6 +237,7 @@ def test_what_has_to_stay_is_said(homes: Homes, copies: Copies) -> None:
         "sparse": torch.eye(3).to_sparse(),
         "lazy": torch.randn(3, dtype=torch.complex64).conj(),
         "inference": inference,
+        "shared": torch.randn(3).share_memory_(),  # type: ignore[no-untyped-call]
         "result": leaf * 2,
         "uninitialized": nn.UninitializedParameter(),
         "base": base,
@@ -251,6 +252,7 @@ def test_what_has_to_stay_is_said(homes: Homes, copies: Copies) -> None:
         "sparse": "has no plain strided storage",
         "lazy": "is conjugated or negated lazily",
         "inference": "was made in inference mode",
+        "shared": "is shared with other processes",
         "result": "is the result of a recorded operation",
         "uninitialized": "is a UninitializedParameter, which has no storage of its own",
         "seven": "is expanded: several of its elements are one",
