@@ -25,6 +25,7 @@ BELOW_BACKEND = {*BELOW_SESSION, "session"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "ir": set(),
+    "version": set(),
     "errors": set(),
     "options": {"ir"},
     "passes": {"ir"},
@@ -38,9 +39,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backend": BELOW_BACKEND,
     "report": {*BELOW_BACKEND, "backend"},
     "demo": {*BELOW_BACKEND, "backend", "report"},
-    "cli": {*BELOW_BACKEND, "backend", "report", "demo"},
+    "cli": {"version", *BELOW_BACKEND, "backend", "report", "demo"},
     # The package itself imports when asked for a name; for type checkers it names them all.
-    "": {*BELOW_BACKEND, "backend", "report"},
+    "": {"version", *BELOW_BACKEND, "backend", "report"},
 }
 """By layer, a module or folder of the package: the layers it may import."""
 

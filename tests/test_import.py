@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import zcompile
+from zcompile import version
 
 ROOT = Path(__file__).parent.parent
 
@@ -101,7 +102,7 @@ def test_the_version_is_that_of_the_distribution(monkeypatch: pytest.MonkeyPatch
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", unknown)
-    assert zcompile.__version__ == "0+uninstalled"
+    assert version.installed() == "0+uninstalled"
 
 
 def test_the_entry_points_name_this_package() -> None:

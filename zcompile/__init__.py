@@ -6,7 +6,7 @@ They are imported when first used, so that ``import zcompile`` costs next to not
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from zcompile.options import Options
     from zcompile.report.schedules import schedules
     from zcompile.report.stats import stats
+    from zcompile.version import __version__
 
 __all__ = ["BudgetError", "Options", "__version__", "schedules", "stats"]
 
-__version__: str
-
 _MODULES = {
     "BudgetError": "zcompile.errors",
+    "__version__": "zcompile.version",
     "Options": "zcompile.options",
     "schedules": "zcompile.report.schedules",
     "stats": "zcompile.report.stats",
@@ -28,8 +28,6 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "__version__":
-        return _version()
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -37,11 +35,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _version() -> str:
-    try:
-        return metadata.version("zinf")
-    except metadata.PackageNotFoundError:
-        # A checkout that runs from PYTHONPATH, as on machines that reach no package index.
-        return "0+uninstalled"

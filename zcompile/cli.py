@@ -12,7 +12,6 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-import zcompile
 from zcompile.demo.errors import DemoError
 from zcompile.demo.job import Job
 from zcompile.demo.packages import find_weights, stay_offline
@@ -20,6 +19,7 @@ from zcompile.demo.setup import Setup
 from zcompile.errors import BudgetError
 from zcompile.options import Options
 from zcompile.runtime.errors import StorageError
+from zcompile.version import __version__
 
 DEFAULT_BUDGET = "512MiB"
 """A quarter of what SmolLM2-135M's fp32 parameters, gradients and Adam states take."""
@@ -49,7 +49,7 @@ class Compute(StrEnum):
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"zinf {zcompile.__version__}")
+        typer.echo(f"zinf {__version__}")
         raise typer.Exit
 
 

@@ -24,8 +24,21 @@ from zcompile.runtime.trimmer import BUSY_SECONDS, IDLE_SECONDS, Trimmer, Watch
 MIB = 1 << 20
 
 
+OTHERS: set[threading.Thread] = set()
+"""Threads of models that other tests have left to the garbage collector."""
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    OTHERS.update(threading.enumerate())
+
+
 def trimmers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "zinf-trimmer"]
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread.name == "zinf-trimmer" and thread not in OTHERS
+    ]
 
 
 class Sampler:
