@@ -128,3 +128,46 @@ assert net.weight.grad.eq(2).all()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == [], "a clean exit leaves nothing behind"
+
+
+def train(step: Any, parameters: list[nn.Parameter], inputs: list[tuple[Any, ...]]) -> list[Tensor]:
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+    for each in inputs:
+        step(*each).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [each.detach().clone() for each in parameters]
+
+
+def test_a_function_may_be_called_with_one_module_and_then_another(tmp_path: Path) -> None:
+    def apply(net: nn.Module, x: Tensor) -> Any:
+        return net(x)
+
+    results: list[list[Tensor]] = []
+    for budget in ("96KiB", None):
+        torch.compiler.reset()
+        one, other = Net(), Net()
+        other.load_state_dict({k: v.flip(0) for k, v in other.state_dict().items()})
+        options: dict[str, Any] = {"compute": "eager"}
+        if budget is not None:
+            options |= {"device_budget": budget, "nvme_dir": str(tmp_path)}
+        step: Any = torch.compile(apply, backend=Backend(), options=options)
+        inputs = [(net, torch.ones(2, WIDTH)) for net in (one, other) * 3]
+        results.append(train(step, [*one.parameters(), *other.parameters()], inputs))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_model_may_change_its_type_between_steps(tmp_path: Path) -> None:
+    results: list[list[Tensor]] = []
+    for budget in ("192KiB", None):
+        torch.compiler.reset()
+        net = Net()
+        options: dict[str, Any] = {"compute": "eager"}
+        if budget is not None:
+            options |= {"device_budget": budget, "nvme_dir": str(tmp_path)}
+        step: Any = torch.compile(net, backend=Backend(), options=options)
+        train(step, list(net.parameters()), [(torch.ones(2, WIDTH),)] * 2)
+        net.double()
+        inputs = [(torch.ones(2, WIDTH, dtype=torch.float64),)] * 2
+        results.append(train(step, list(net.parameters()), inputs))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

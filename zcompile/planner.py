@@ -127,11 +127,26 @@ class Planner:
         idle = idle_patterns(self._options.place, known)
         return tuple(self._no_match(pattern, known) for pattern in idle)
 
-    def announce(self, schedules: Iterable[Schedule]) -> None:
-        """Plan with ``schedules``, captured, in place of those of the same names so far."""
+    def announce(self, schedules: Iterable[Schedule]) -> tuple[str, ...]:
+        """Plan with ``schedules``, captured, in place of those of the same names so far.
+
+        Returns the names of graphs that are dropped for it: those in which a value of the
+        new ones has another size.  They are of a model that is no more, such as before
+        ``model.double()``; one that runs again has to be announced again.
+        """
         new = {each.name: each for each in schedules}
-        if any(self._graphs.get(name) != each for name, each in new.items()):
-            self._replan(self._graphs | new, self._states)
+        if all(self._graphs.get(name) == each for name, each in new.items()):
+            return ()
+        sizes = {each.name: each.nbytes for each in managed_values(tuple(new.values()))}
+        stale = tuple(
+            name
+            for name, graph in self._graphs.items()
+            if name not in new
+            and any(sizes.get(e.name, e.nbytes) != e.nbytes for e in managed_values((graph,)))
+        )
+        kept = {name: each for name, each in self._graphs.items() if name not in stale}
+        self._replan(kept | new, self._states)
+        return stale
 
     def enlarge(self, schedule: Schedule) -> None:
         """Plan for the shapes of ``schedule`` as well, if they are larger than those so far.

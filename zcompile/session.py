@@ -82,11 +82,14 @@ class Session:
         """Plan ``graphs`` with all those so far; ``BudgetError`` if no plan keeps the budget."""
         with self._lock:
             lenient = self.options.device_budget is None
-            self.planner.announce(
+            stale = self.planner.announce(
                 each.schedule(None, lenient=lenient)
                 for each in graphs
                 if each.name not in self._fitting
             )
+            for name in stale:
+                del self._fitting[name]
+                self._emitted.pop(name, None)
             for each in graphs:
                 self._fitting.setdefault(each.name, set())
 

@@ -46,9 +46,14 @@ def claims_of(optimizer: Optimizer, rule: Rule, host: Host) -> tuple[Claim, ...]
 
     They are managed, have a gradient, and lie plainly: one dense block of floating point
     numbers, gradient and states alike.  Whatever overlaps with something that the update
-    writes, such as parameters over one storage, is left to torch with all its partners.
+    writes, such as parameters over one storage, is left to torch with all its partners.  So
+    are all but the first of those that share a name: the modules that one compiled function
+    is called with in turn.
     """
-    found = tuple(_candidates(optimizer, rule, host))
+    by_name: dict[str, Claim] = {}
+    for claim in _candidates(optimizer, rule, host):
+        by_name.setdefault(claim.name, claim)
+    found = tuple(by_name.values())
     shared = _entangled(optimizer, rule, found)
     return tuple(claim for claim in found if id(claim.param) not in shared)
 
