@@ -44,7 +44,7 @@ class Screen:
         started = perf_counter()
         if self._console.is_terminal:
             with self._progress() as bar:
-                bar.add_task("", total=None, phase=lambda: text, status="")
+                bar.add_task("", total=None, phase=lambda: text)
                 yield
         else:
             yield
@@ -61,7 +61,7 @@ class Screen:
                 )
                 yield each
             return
-        with self._progress() as bar:
+        with self._progress(MofNCompleteColumn(), TextColumn("{task.fields[status]}")) as bar:
             task = bar.add_task("", total=self._job.steps, phase=phase, status="")
             for each in iterations:
                 bar.update(task, advance=1, status=self._status(each) + extra())
@@ -74,13 +74,12 @@ class Screen:
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _progress(self) -> Progress:
+    def _progress(self, *columns: ProgressColumn) -> Progress:
         return Progress(
             _PhaseColumn(),
             BarColumn(bar_width=20),
-            MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[status]}"),
+            *columns,
             console=self._console,
             transient=True,
         )
