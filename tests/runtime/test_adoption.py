@@ -231,13 +231,14 @@ def test_what_has_to_stay_is_said(homes: Homes, copies: Copies) -> None:
         inference = torch.ones(3)
     leaf = torch.randn(3, requires_grad=True)
     base = torch.randn(3)
-    tensors = {
+    shared: torch.Tensor = torch.randn(3).share_memory_()  # type: ignore[no-untyped-call]
+    tensors: dict[str, torch.Tensor] = {
         "expanded": expanded,
         "meta": torch.empty(3, device="meta"),
         "sparse": torch.eye(3).to_sparse(),
         "lazy": torch.randn(3, dtype=torch.complex64).conj(),
         "inference": inference,
-        "shared": torch.randn(3).share_memory_(),  # type: ignore[no-untyped-call]
+        "shared": shared,
         "result": leaf * 2,
         "uninitialized": nn.UninitializedParameter(),
         "base": base,
