@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from zcompile.bridge import torch_private
+from zcompile.bridge import inductor, torch_private
 from zcompile.bridge.capture import Captured, capture
 from zcompile.bridge.partition import copy_module, partition
 from zcompile.bridge.roles import GraphInput, graph_inputs, parameter_names, roles_of
@@ -147,7 +147,7 @@ class _Job:
         """Return the compiled form of Dynamo's ``module``."""
         decompositions = None
         if self._options.compute == "inductor":
-            decompositions = torch_private.default_decompositions()
+            decompositions = inductor.decompositions()
         return torch_private.aot_autograd(
             fw_compiler=partial(self.compile, "forward"),
             bw_compiler=partial(self.compile, "backward"),

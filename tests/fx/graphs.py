@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from zcompile.bridge import torch_private
+from zcompile.bridge import inductor, torch_private
 from zcompile.bridge.capture import Captured, capture
 from zcompile.bridge.roles import GraphInput, graph_inputs, roles_of
 
@@ -56,7 +56,7 @@ class Spy:
     ) -> None:
         self.captured: dict[str, Captured] = {}
         self._wrap = wrap
-        self._decompositions = torch_private.default_decompositions() if decompose else None
+        self._decompositions = inductor.decompositions() if decompose else None
 
     def __call__(self, module: fx.GraphModule, example_inputs: list[Any]) -> Any:
         owner = torch_private.compiled_object()

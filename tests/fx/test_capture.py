@@ -64,7 +64,9 @@ def test_each_kernel_starts_at_a_large_parameter_or_gradient() -> None:
     for schedule in schedules(Stack(depth=3), WORDS).values():
         managed = {each.name for each in schedule.values if each.role in MANAGED_ROLES}
         for kernel in kernels(schedule)[1:]:
-            assert managed & {*kernel.reads, *kernel.writes}, kernel
+            assert managed & {*kernel.reads, *kernel.writes} or kernel.writes == (
+                "embedding_dense_backward",  # a segment of its own
+            )
 
 
 def test_no_kernel_reads_a_large_weight_and_makes_its_gradient() -> None:

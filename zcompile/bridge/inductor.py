@@ -12,10 +12,15 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
-from zcompile.bridge.segments import Segment, extract
-from zcompile.bridge.torch_private import compile_inner
+from zcompile.bridge.segments import WHOLE, Segment, extract
+from zcompile.bridge.torch_private import compile_inner, default_decompositions
 
 BoxedCall = Callable[[list[Any]], Sequence[Any]]
+
+
+def decompositions() -> dict[Any, Any]:
+    """Return what AOTAutograd has to take apart for segments to be compiled."""
+    return {op: rule for op, rule in default_decompositions().items() if op not in WHOLE}
 
 
 class CompiledSegment(nn.Module):
@@ -38,7 +43,12 @@ class SegmentCompiler:
 
     def compile(self, segments: Sequence[Segment], attributes: nn.Module) -> dict[str, nn.Module]:
         """Return a module for each of ``segments``, by name."""
-        return {each.name: CompiledSegment(self._call(each, attributes)) for each in segments}
+        return {
+            each.name: extract(each, attributes)
+            if each.whole
+            else CompiledSegment(self._call(each, attributes))
+            for each in segments
+        }
 
     def _call(self, segment: Segment, attributes: nn.Module) -> BoxedCall:
         module = extract(segment, attributes)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy  # pyright: ignore[reportMissingTypeStubs]
+import torch
 from torch import fx, nn
 
 from zcompile.bridge.aliases import Aliases, Storage
@@ -19,6 +20,13 @@ LARGE_FRACTION = 1024
 """What is large has at least 1/1024 of the bytes of all parameters, or gradients, of its graph.
 
 Small ones (biases, norms) are read and made wherever they are without a cut of their own.
+"""
+
+WHOLE = frozenset({torch.ops.aten.embedding_dense_backward.default})
+"""Operations that are a segment of their own and always run as ATen's kernel.
+
+Inductor makes atomic additions of them, which several threads do in any order: no two runs
+would have the same bits.
 """
 
 
@@ -35,6 +43,11 @@ class Segment:
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is an operation that no compiler may take apart."""
+        return self.nodes[-1].target in WHOLE
+
 
 def cut(
     graph: fx.Graph,
@@ -45,7 +58,8 @@ def cut(
     """Start a new segment before each operation that meets a large parameter or gradient anew.
 
     A matrix product that reads a weight and the one that makes the weight's gradient are so
-    in different segments: between them the weight can go before the gradient comes.
+    in different segments: between them the weight can go before the gradient comes.  Operations
+    in `WHOLE` have segments of their own.
 
     Expects views of managed placeholders to be local (``views.localise_views``).  Nodes in
     ``leave_out`` belong to no segment.
@@ -63,7 +77,7 @@ def cut(
         if aliases.is_view_of(node, own):
             continue
         meets = {each for one in chain for each in _touched(aliases, one)} & large
-        if meets - in_hand and parts[-1]:
+        if parts[-1] and (meets - in_hand or WHOLE & {node.target, parts[-1][-1].target}):
             parts.append([])
             in_hand = set()
         in_hand |= meets
