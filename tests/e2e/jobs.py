@@ -133,12 +133,14 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _words(generator: torch.Generator) -> Tensor:
-    return torch.randint(0, 61, (2, 9), generator=generator)
+def _words(generator: torch.Generator, batch: int = 2, length: int = 9) -> Tensor:
+    return torch.randint(0, 61, (batch, length), generator=generator)
 
 
-def _next_word_loss(compiled: Any, generator: torch.Generator) -> Tensor:
-    words = _words(generator)
+def _next_word_loss(
+    compiled: Any, generator: torch.Generator, batch: int = 2, length: int = 9
+) -> Tensor:
+    words = _words(generator, batch, length)
     scores: Tensor = compiled(words[:, :-1])
     return functional.cross_entropy(scores.flatten(0, 1), words[:, 1:].flatten())
 
@@ -181,7 +183,16 @@ def _one_cycle(optimizer: Optimizer) -> LRScheduler:
     return OneCycleLR(optimizer, max_lr=3e-3, total_steps=ITERATIONS + 1)
 
 
+WIDE = Job(
+    partial(models.LanguageModel, 128, 2, 1024, max_time=64),
+    lambda model: AdamW(model.parameters(), lr=1e-3, weight_decay=0.1),
+    partial(CosineAnnealingLR, T_max=ITERATIONS),
+    partial(_next_word_loss, batch=4, length=65),
+)
+"""Large enough for kernels to use several threads; its few words come often."""
+
 JOBS: dict[str, Job] = {
+    "wide-adamw": WIDE,
     "lm-adamw": Job(
         models.LanguageModel,
         lambda model: AdamW(model.parameters(), lr=1e-3, weight_decay=0.1),
