@@ -14,6 +14,7 @@ from zcompile.passes.placement import (
     DoesNotFit,
     Placement,
     Verdict,
+    home_bytes,
     managed_values,
     resident_bytes,
     target_for,
@@ -123,7 +124,7 @@ class _Model:
 def _check_tiers(model: _Model, pinned: Mapping[str, Tier]) -> None:
     """Raise ``DoesNotFit`` if values are pinned off the device where there is no such room."""
     placed = [each for each in model.values if each.name in pinned]
-    on_host = sum(each.nbytes for each in placed if pinned[each.name] is Tier.HOST)
+    on_host = _host_bytes(each for each in placed if pinned[each.name] is Tier.HOST)
     on_nvme = sum(each.nbytes for each in placed if pinned[each.name] is Tier.NVME)
     if on_nvme and not model.target.has_nvme:
         raise DoesNotFit("nvme_dir", on_nvme, "values are pinned to nvme and there is none")
@@ -173,7 +174,11 @@ def _excess(
         return 0
     on_host = [each for each in model.values if pinned.get(each.name) is Tier.HOST]
     rest = [each for each in free if each.name not in chosen]
-    return sum(each.nbytes for each in (*on_host, *rest)) - model.host_bytes
+    return _host_bytes((*on_host, *rest)) - model.host_bytes
+
+
+def _host_bytes(values: Iterable[Value]) -> int:
+    return sum(home_bytes(each, Tier.HOST) for each in values)
 
 
 def _fill(
@@ -214,15 +219,16 @@ def _other_homes(
     model: _Model, homes: Mapping[str, Tier], free: Sequence[Value]
 ) -> dict[str, Tier]:
     """Return the homes of those ``free`` values that do not live on the device."""
-    pinned = sum(each.nbytes for each in model.values if homes.get(each.name) is Tier.HOST)
+    pinned = _host_bytes(each for each in model.values if homes.get(each.name) is Tier.HOST)
     room = model.host_bytes - pinned
     found: dict[str, Tier] = {}
     for value in free:
         if value.name in homes:
             continue
-        on_host = value.nbytes <= room or not model.target.has_nvme
+        nbytes = home_bytes(value, Tier.HOST)
+        on_host = nbytes <= room or not model.target.has_nvme
         found[value.name] = Tier.HOST if on_host else Tier.NVME
-        room -= value.nbytes if on_host else 0
+        room -= nbytes if on_host else 0
     return found
 
 

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from zcompile.ir import MANAGED_ROLES, Role, Schedule, Target, Tier, Value, given
+from zcompile.ir import (
+    MANAGED_ROLES,
+    Role,
+    Schedule,
+    Target,
+    Tier,
+    Value,
+    given,
+    page_aligned,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +91,13 @@ def with_homes(schedule: Schedule, homes: Mapping[str, Tier]) -> Schedule:
 
 
 def resident_bytes(placement: Placement, values: Iterable[Value], tier: Tier = Tier.DEVICE) -> int:
-    """Return the bytes of those ``values`` whose home is ``tier``."""
-    return sum(value.nbytes for value in values if placement.homes[value.name] is tier)
+    """Return the bytes that the homes of those ``values`` on ``tier`` take."""
+    return sum(home_bytes(value, tier) for value in values if placement.homes[value.name] is tier)
+
+
+def home_bytes(value: Value, tier: Tier) -> int:
+    """Return what a home of ``value`` takes: on the device its bytes, elsewhere whole pages."""
+    return value.nbytes if tier is Tier.DEVICE else page_aligned(value.nbytes)
 
 
 def reserved_for(graph: Schedule, placement: Placement, values: Iterable[Value]) -> int:

@@ -35,6 +35,7 @@ from zcompile.passes.place import place
 from zcompile.passes.placement import (
     DoesNotFit,
     Placement,
+    home_bytes,
     managed_values,
     parameter_of,
     resident_bytes,
@@ -277,11 +278,12 @@ class Planner:
         if budget is None or self._options.nvme_dir is not None or not values:
             return
         largest = max(values, key=lambda each: each.nbytes)
-        if largest.nbytes > budget:
+        least_bytes = home_bytes(largest, Tier.HOST)
+        if least_bytes > budget:
             raise BudgetError(
                 option="host_budget",
                 budget_bytes=budget,
-                smallest_bytes=largest.nbytes,
+                smallest_bytes=least_bytes,
                 step="the home of the largest value",
                 values=((largest.name, largest.nbytes),),
             )

@@ -102,6 +102,13 @@ def check_bytes_move(session: Session) -> None:
         assert _in(each) >= (sum(kinds.values()) + kinds[Role.PARAMETER]) / 2
 
 
+def check_budgets(session: Session) -> None:
+    """Check that no tier ever held more than its budget, nor the device more than was planned."""
+    peak = session.total().peak_bytes
+    assert peak[Tier.DEVICE] <= session.planned_peak_bytes <= (session.options.device_budget or 0)
+    assert peak[Tier.HOST] <= (session.options.host_budget or 0)
+
+
 def _in(counted: Snapshot) -> int:
     return counted.moved_bytes[Channel.NVME_READ] + counted.moved_bytes[Channel.H2D]
 

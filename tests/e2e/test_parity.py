@@ -16,6 +16,7 @@ import torch
 
 from tests.e2e.jobs import JOBS, Record, Training, compiled, differences, relative_distance, train
 from tests.e2e.plans import (
+    check_budgets,
     check_bytes_move,
     check_homes_are_away,
     session_of,
@@ -91,6 +92,7 @@ def check_planned(
     check_homes_are_away(session, run.model, run.optimizer)
     check_bytes_move(session)
     assert used_tiers(session) >= TIERS[tiers]
+    check_budgets(session)
     assert differences(got, want) == []
 
 

@@ -207,9 +207,9 @@ def test_a_plan_keeps_every_stage() -> None:
 def test_the_host_budget_is_kept_or_the_plan_refused() -> None:
     schedule = parse("schedule s\nvalue %p : 100 B parameter @ host\n")
     schedule = schedule.with_steps((Compute("k", ("p",), ()),))
-    run_within_budget(PIPELINE, schedule, Target(host_budget=100))
+    run_within_budget(PIPELINE, schedule, Target(host_budget=4096))
     with pytest.raises(ScheduleError, match="over the host_budget"):
-        run_within_budget(PIPELINE, schedule, Target(host_budget=99))
+        run_within_budget(PIPELINE, schedule, Target(host_budget=4095))
 
 
 @many

@@ -70,7 +70,7 @@ RIGHT = [
 
 @pytest.mark.parametrize("schedule", RIGHT)
 def test_right_schedules_pass(schedule: Schedule) -> None:
-    verify(schedule, Target(device_budget=50_000, host_budget=100), captured=strip(schedule))
+    verify(schedule, Target(device_budget=50_000, host_budget=4096), captured=strip(schedule))
 
 
 BROKEN: list[tuple[Rule, Schedule, str]] = [
@@ -190,9 +190,9 @@ def test_v4_counts_an_arena_that_is_vacated_only_while_it_holds_copies(
 
 def test_v4_host_budget() -> None:
     schedule = of(MAKE, LEAVE, GONE)
-    verify(schedule, Target(host_budget=103, host_reserved_bytes=3))
+    verify(schedule, Target(host_budget=4099, host_reserved_bytes=3))
     with pytest.raises(ScheduleError, match=r"step 1: .* over the host_budget") as error:
-        verify(schedule, Target(host_budget=102, host_reserved_bytes=3))
+        verify(schedule, Target(host_budget=4098, host_reserved_bytes=3))
     assert error.value.rule is Rule.BUDGET
 
 

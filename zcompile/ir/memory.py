@@ -154,9 +154,13 @@ def host_profile(schedule: Schedule, target: Target) -> list[int]:
     """Return the bytes held on the host at each step, reserved ones included.
 
     Homes of given values are there from the start; the home of a value that a kernel makes
-    is there from its first ``Offload``.
+    is there from its first ``Offload``.  A home takes whole pages.
     """
-    on_host = {value.name: value.nbytes for value in schedule.values if value.home is Tier.HOST}
+    on_host = {
+        value.name: page_aligned(value.nbytes)
+        for value in schedule.values
+        if value.home is Tier.HOST
+    }
     present = given(schedule) & on_host.keys()
     held = target.host_reserved_bytes + sum(on_host[name] for name in present)
     arriving = on_host.keys() - present
