@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": {"ir"},
     "passes": {"ir"},
     "runtime": {"ir"},
+    "symbolic": set(),
     "planner": {"ir", "errors", "options", "passes"},
     "registry": set(),
     "bridge": {"ir", "runtime"},
@@ -52,6 +53,7 @@ MAY_USE: dict[str, frozenset[str]] = {
     "passes": STDLIB_ONLY,
     "options": frozenset({"pydantic", "pydantic_core"}),
     "runtime": frozenset({"torch", "numpy"}),
+    "symbolic": frozenset({"sympy"}),
 }
 """By layer: the foreign packages it may import.  What is not listed may use any."""
 
