@@ -95,6 +95,15 @@ def test_every_public_name_is_there() -> None:
         _ = zcompile.schedulez
 
 
+def test_optimizers_that_are_taken_over_go_by_a_second_name() -> None:
+    # In a new interpreter: the submodule is an attribute only once somebody has imported it.
+    after(
+        "import zcompile; assert zcompile.optim.AdamW\n"
+        "import torch.optim as stock; from zcompile.optim.rules import RULES\n"
+        "assert {getattr(zcompile.optim, each.__name__) for each in RULES} == set(RULES)\n"
+    )
+
+
 def test_the_version_is_that_of_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     assert zcompile.__version__ == metadata.version("zinf")
 

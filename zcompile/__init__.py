@@ -10,13 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from zcompile import optim
     from zcompile.errors import BudgetError
     from zcompile.options import Options
     from zcompile.report.schedules import schedules
     from zcompile.report.stats import stats
     from zcompile.version import __version__
 
-__all__ = ["BudgetError", "Options", "__version__", "schedules", "stats"]
+__all__ = ["BudgetError", "Options", "__version__", "optim", "schedules", "stats"]
 
 _MODULES = {
     "BudgetError": "zcompile.errors",
@@ -28,6 +29,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "optim":
+        return import_module("zcompile.optim")
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
