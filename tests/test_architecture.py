@@ -19,7 +19,7 @@ STDLIB_ONLY = frozenset[str]()
 
 BELOW_SESSION = {
     *("ir", "errors", "options", "passes", "runtime", "planner"),
-    *("registry", "bridge", "graphs", "optim"),
+    *("registry", "bridge", "graphs", "gradients", "optim"),
 }
 BELOW_BACKEND = {*BELOW_SESSION, "session"}
 
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "registry": set(),
     "bridge": {"ir", "runtime"},
     "graphs": {"ir", "passes", "bridge", "planner"},
+    "gradients": {"ir", "bridge", "runtime"},
     "optim": {"ir", "passes", "runtime"},
     "session": BELOW_SESSION,
     "backend": BELOW_BACKEND,

@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from zcompile.bridge.capture import gradient_name
 from zcompile.bridge.emit import emit
 from zcompile.bridge.inductor import SegmentCompiler
 from zcompile.bridge.sizes import Bindings
+from zcompile.gradients import GradientWatch
 from zcompile.graphs import Graph, Planned
 from zcompile.ir import Fetch, Offload, Schedule, Target, Tier
 from zcompile.optim.takeover import Takeover
@@ -56,6 +58,7 @@ class Session:
         self._make_executor = make_executor
         self.planner = Planner(options)
         self.registry = Registry()
+        self._gradients = GradientWatch(self)
         self.segments = SegmentCompiler()
         self._emitted: dict[str, Planned] = {}
         self._fitting: dict[str, set[Bindings]] = {}
@@ -184,6 +187,10 @@ class Session:
             parameter, _, state = value.rpartition(":")
             return self.planner.observe_state(parameter, state)
 
+    def gradient_tier(self, parameter: str) -> Tier:
+        """Return the home of the gradient of a managed parameter."""
+        return self.planner.placement.homes.get(gradient_name(parameter), Tier.DEVICE)
+
     def target(self) -> Target:
         """Return what an update may use."""
         return self.planner.update_target
@@ -217,6 +224,9 @@ class Session:
             self.registry.add(name, parameter)
         if any(self._strays(each, placement.homes[name]) for name, each in managed.items()):
             self._adopt(managed, placement)
+        if self._machine is not None:
+            for parameter in managed.values():
+                self._gradients.add(parameter)
         if placement is not self._settled:
             self._settled = placement
             resident_bytes = self.planner.resident_bytes

@@ -27,6 +27,7 @@ __all__ = [
     "gradient_input_index",
     "graph_input_index",
     "is_saved_activation",
+    "is_sole_owner",
     "min_cut_rematerialization_partition",
     "original_of",
     "output_descriptors",
@@ -38,6 +39,15 @@ __all__ = [
 def storage_key(tensor: torch.Tensor) -> int:
     """Return a number that two fake tensors share exactly if they share their storage."""
     return int(tensor.untyped_storage()._cdata)  # pyright: ignore[reportPrivateUsage]
+
+
+def is_sole_owner(tensor: torch.Tensor) -> bool:
+    """Return whether ``tensor`` is all there is over its memory: no view, no larger buffer."""
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return False
+    storage = tensor.untyped_storage()
+    users = torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore[reportPrivateUsage]
+    return users == 2 and storage.nbytes() == tensor.nbytes  # the second one is ``storage``
 
 
 def graph_input_index(placeholder: fx.Node) -> int | None:
