@@ -21,7 +21,6 @@ from zcompile.bridge import torch_private
 from zcompile.ir import Tier
 from zcompile.runtime.machine import Machine
 
-
 Watched = dict[int, tuple[weakref.ref[Tensor], RemovableHandle]]
 """Parameters by their ids, and what ends the watch over each."""
 
@@ -61,8 +60,8 @@ class GradientWatch:
         known = self._watched.get(id(parameter))
         if not parameter.requires_grad or (known is not None and known[0]() is parameter):
             return
-        register: Any = parameter.register_post_accumulate_grad_hook
-        handle = register(_weak(self._bring_home))
+        own = cast("Any", parameter)
+        handle = own.register_post_accumulate_grad_hook(_weak(self._bring_home))
         gone = partial(_forget, self._watched, id(parameter))
         self._watched[id(parameter)] = weakref.ref(parameter, gone), handle
 

@@ -101,12 +101,20 @@ class Session:
         with self._lock:
             self.announce([graph])
             self._fit(graph, args)
-            planned = self._emit(graph)
-            self._settle(graph, args)
+            planned = self._prepared(graph, args)
         if self._machine is None and not planned.moves:
             with self._counted(planned.passing_bytes):
                 return planned.module(None, args)  # type: ignore[no-any-return]
         return self._execute(graph, planned, args)
+
+    def _prepared(self, graph: Graph, args: Sequence[Any]) -> Planned:
+        """Return the planned graph, with the parameters of the call at their homes."""
+        while True:  # optimizers met on the way may bring states that nobody expected
+            placement = self.planner.placement
+            planned = self._emit(graph)
+            self._settle(graph, args)
+            if placement is self.planner.placement:
+                return planned
 
     def _execute(self, graph: Graph, planned: Planned, args: list[Any]) -> Sequence[Any]:
         schedule, machine = planned.schedule, self.machine
@@ -187,6 +195,10 @@ class Session:
             parameter, _, state = value.rpartition(":")
             return self.planner.observe_state(parameter, state)
 
+    def overflow_tier(self) -> Tier:
+        """Return where states go that no placement knows."""
+        return Tier.NVME if self.options.nvme_dir is not None else Tier.DEVICE
+
     def gradient_tier(self, parameter: str) -> Tier:
         """Return the home of the gradient of a managed parameter."""
         return self.planner.placement.homes.get(gradient_name(parameter), Tier.DEVICE)
@@ -224,6 +236,8 @@ class Session:
             self.registry.add(name, parameter)
         if any(self._strays(each, placement.homes[name]) for name, each in managed.items()):
             self._adopt(managed, placement)
+            if self._takeover is not None:
+                self._takeover.meet()
         if self._machine is not None:
             for parameter in managed.values():
                 self._gradients.add(parameter)

@@ -80,12 +80,14 @@ def test_equal_gradients_of_two_parameters_are_two_tensors(swap_dir: Path) -> No
 
 KEPT: list[Tensor] = []
 
+SHARED = torch.full((WIDTH, WIDTH), 0.5)
+
 HOOKS: dict[str, Hook] = {
     "keeps": KEPT.append,
     "replaces": lambda gradient: gradient * 2,
     "expands": lambda gradient: gradient.mean().expand_as(gradient),
     "turns": lambda gradient: gradient.t().contiguous().t(),
-    "shares": lambda gradient: torch.full((WIDTH, WIDTH), 0.5),
+    "shares": lambda _: SHARED,
 }
 
 
@@ -118,13 +120,11 @@ def test_gradients_that_eager_code_makes_come_home(swap_dir: Path) -> None:
         seen: list[Tensor] = []
         for seed in range(2):
             decay = sum(each.square().sum() for each in model.parameters())
-            cast("Any", loss_of(call, seed) + decay).backward()
+            (loss_of(call, seed) + decay).backward()
             seen += copies(model)
         return seen
 
-    session, model = check_training(
-        lambda: made(lambda: nn.Linear(WIDTH, WIDTH)), train, swap_dir
-    )
+    session, model = check_training(lambda: made(lambda: nn.Linear(WIDTH, WIDTH)), train, swap_dir)
     check_in_file(session, gradients(model))
 
 

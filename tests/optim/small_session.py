@@ -74,6 +74,9 @@ class SmallSession:
     def tier_of(self, value: str) -> Tier:
         return self.placement(value)
 
+    def overflow_tier(self) -> Tier:
+        return Tier.NVME
+
     def target(self) -> Target:
         if self._window_bytes is None:
             return Target()

@@ -29,6 +29,10 @@ class Host(Protocol):
         """
         ...
 
+    def overflow_tier(self) -> Tier:
+        """Return where states go that no placement knows: nvme, or if there is none the device."""
+        ...
+
     def target(self) -> Target:
         """Return the budgets for an update.
 

@@ -1,8 +1,15 @@
-"""Optimizer states that torch made in ordinary memory, moved to their homes."""
+"""Optimizer states that lie in ordinary memory, moved to their homes.
+
+Note [States of any kind].  A state of the shape of its parameter has a place of its own in
+the placement.  Others, such as the history of LBFGS, are known to no plan: they go to the
+file, if there is one.  What is much smaller than its parameter, such as counts, rows and
+columns, stays where its optimizer made it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import gc
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,32 +17,47 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from zcompile.ir import Tier
+from zcompile.ir import PAGE_BYTES, Tier
 from zcompile.optim.host import Host
+from zcompile.runtime.sharers import outlive, tensors_within
+
+SMALL_FRACTION = 16
+"""A state of less than 1/16 of its parameter, or of less than a page, stays where it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """One state of the size of its managed parameter, ``param``."""
+    """One state of ``param``, managed; ``placed`` if the placement has a home for it."""
 
     name: str
     tensor: Tensor
     param: Tensor
+    placed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """Bytes of states that were in ordinary memory: moved home, and left where they were."""
+
+    moved_bytes: int = 0
+    staying_bytes: int = 0
 
 
 def states_of(optimizer: Optimizer, host: Host) -> Iterator[StateTensor]:
-    """Yield the states of parameter size of the managed parameters of any optimizer.
-
-    Counts, rows and columns are small and stay where their optimizer made them.
-    """
+    """Yield the states of the managed parameters of any optimizer, small ones aside."""
     # A loaded state dict can leave keys that are no parameters.
     states = cast("Mapping[object, Mapping[str, object]]", optimizer.state)
     for param, state in states.items():
         if not isinstance(param, Tensor) or (name := host.name_of(param)) is None:
             continue
-        for kind, tensor in state.items():
-            if isinstance(tensor, Tensor) and tensor.shape == param.shape and tensor.dim() > 0:
-                yield StateTensor(f"{name}:{kind}", tensor, param)
+        small_bytes = max(PAGE_BYTES, param.nbytes // SMALL_FRACTION)
+        for kind, value in state.items():
+            if isinstance(value, Tensor) and value.shape == param.shape and value.dim() > 0:
+                yield StateTensor(f"{name}:{kind}", value, param, placed=True)
+                continue
+            for tensor in _tensors_in(value):
+                if tensor.layout is torch.strided and tensor.nbytes >= small_bytes:
+                    yield StateTensor(f"{name}:{kind}", tensor, param, placed=False)
 
 
 def left_bytes(optimizer: Optimizer, host: Host, done: Collection[int] = ()) -> int:
@@ -57,29 +79,88 @@ def left_bytes(optimizer: Optimizer, host: Host, done: Collection[int] = ()) -> 
     )
 
 
-def bring_home(optimizer: Optimizer, host: Host) -> int:
-    """Move every state of parameter size to the tier of its placement; return the bytes moved.
+def bring_home(optimizer: Optimizer, host: Host) -> Brought:
+    """Move every state to its tier; return the bytes moved, and those that have to stay.
 
-    The tensor objects stay, so whoever else holds one sees it at home too.  States that lie
-    on their tier already are not touched.
+    The tensor objects stay, so whoever else holds one sees it at home too, and what shares
+    memory with a state still does.  States that lie on their tier already are not touched.
     """
     strays: dict[Tier, list[StateTensor]] = {}
+    staying_bytes = 0
     for state in states_of(optimizer, host):
         place = host.machine.homes.find(state.tensor)
         now = place.home.tier if place is not None else Tier.DEVICE
-        wanted = host.tier_of(state.name)
+        wanted = host.tier_of(state.name) if state.placed else host.overflow_tier()
         if now is not wanted:
             strays.setdefault(wanted, []).append(state)
+        elif not state.placed and now is Tier.DEVICE:
+            staying_bytes += state.tensor.nbytes
+    moved_bytes = 0
     for tier, states in strays.items():
-        for state in states:
-            if host.machine.homes.find(state.tensor) is None:
-                _make_own_storage(state.tensor)
-        labelled = [(state.name, state.tensor) for state in states]
+        sharers = _sharers(states, host)
+        labelled = [(state.name, state.tensor) for state in states] + sharers
         host.machine.homes.adopt(labelled, tier, host.machine.transfers)
-    return sum(state.tensor.nbytes for states in strays.values() for state in states)
+        stuck = sum(each.tensor.nbytes for each in states if _tier(each.tensor, host) is not tier)
+        moved_bytes += sum(state.tensor.nbytes for state in states) - stuck
+        staying_bytes += stuck
+    return Brought(moved_bytes, staying_bytes)
 
 
-def _make_own_storage(state: Tensor) -> None:
-    """Take ``state`` out of a storage that it shares: the whole of it would move otherwise."""
-    if state.layout is torch.strided and state.untyped_storage().nbytes() != state.nbytes:
-        state.data = state.detach().clone(memory_format=torch.preserve_format)
+def optimizers_over(host: Host) -> list[Optimizer]:
+    """Return the optimizers of this process that hold managed parameters.
+
+    Looks through everything that Python keeps track of: see ``sharers.tensors_within``.
+    """
+    everything = cast("list[object]", gc.get_objects())
+    found = [cast("Optimizer", each) for each in everything if issubclass(type(each), Optimizer)]
+    return [each for each in found if holds_managed(each, host)]
+
+
+def holds_managed(optimizer: Optimizer, host: Host) -> bool:
+    """Say whether ``optimizer`` holds a parameter that ``host`` manages."""
+    groups: list[dict[str, list[Tensor]]] = getattr(optimizer, "param_groups", [])
+    return any(host.name_of(param) is not None for group in groups for param in group["params"])
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in cast("Mapping[object, object]", value).values():
+            yield from _tensors_in(each)
+    elif isinstance(value, list | tuple):
+        for each in cast("Sequence[object]", value):
+            yield from _tensors_in(each)
+
+
+def _tier(tensor: Tensor, host: Host) -> Tier:
+    place = host.machine.homes.find(tensor)
+    return place.home.tier if place is not None else Tier.DEVICE
+
+
+def _sharers(states: Sequence[StateTensor], host: Host) -> list[tuple[str, Tensor]]:
+    """Return the tensors that share memory with ``states`` in ordinary memory, with labels.
+
+    A state that lies alone in a storage larger than itself is taken out of it: the whole of
+    it would move otherwise.
+    """
+    strays = [
+        state
+        for state in states
+        if state.tensor.layout is torch.strided
+        and state.tensor.device.type == "cpu"
+        and host.machine.homes.find(state.tensor) is None
+    ]
+    storages = {state.tensor.untyped_storage().data_ptr(): state for state in strays}
+    stretches = {at: e.tensor.untyped_storage().nbytes() for at, e in storages.items()}
+    own = {id(state.tensor) for state in strays}
+    sharers: list[tuple[str, Tensor]] = []
+    for at, tensors in tensors_within(stretches).items():
+        others = [each for each in tensors if id(each) not in own]
+        for each in others:
+            outlive(each)
+        sharers += [(f"a tensor over {storages[at].name}", each) for each in others]
+        alone = storages[at].tensor
+        if not others and len(tensors) == 1 and stretches[at] != alone.nbytes:
+            alone.data = alone.detach().clone(memory_format=torch.preserve_format)
+    return sharers

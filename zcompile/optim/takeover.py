@@ -30,7 +30,13 @@ from zcompile.optim.claims import claims_of
 from zcompile.optim.host import Host
 from zcompile.optim.program import Memo
 from zcompile.optim.rules import Rule, Scaling, rule_of
-from zcompile.optim.states import bring_home, left_bytes
+from zcompile.optim.states import (
+    Brought,
+    bring_home,
+    holds_managed,
+    left_bytes,
+    optimizers_over,
+)
 from zcompile.optim.subjects import fitting, subjects_of
 from zcompile.optim.update import Update
 
@@ -78,14 +84,28 @@ class Takeover:
         """Remove all hooks: from here on torch updates everything, on the homes."""
         self._closing()
 
+    def meet(self) -> None:
+        """Move the states home that optimizers over managed parameters have already.
+
+        They may have made them at once, as Adagrad does, or have loaded them.
+        """
+        host = self._host()
+        if host is None:
+            return
+        for optimizer in optimizers_over(host):
+            self._sighting(optimizer)
+            brought = bring_home(optimizer, host)
+            if rule_of(optimizer) is None:
+                self._warn(optimizer, brought)
+
     def _before_step(self, optimizer: Optimizer, _args: Args, _kwargs: Kwargs) -> None:
         host = self._host()
-        if host is None or not _holds_managed(optimizer, host):
+        if host is None or not holds_managed(optimizer, host):
             return
         sighting = self._sighting(optimizer)
-        moved_bytes = bring_home(optimizer, host)
+        brought = bring_home(optimizer, host)
         if rule_of(optimizer) is None:
-            self._warn(optimizer, moved_bytes)
+            self._warn(optimizer, brought)
             sighting.left_bytes = left_bytes(optimizer, host)
             return
         # Anew for each step: so it stands behind hooks that were added since the last one.
@@ -109,7 +129,7 @@ class Takeover:
 
     def _after_step(self, optimizer: Optimizer, _args: Args, _kwargs: Kwargs) -> None:
         host = self._host()
-        if host is None or not _holds_managed(optimizer, host):
+        if host is None or not holds_managed(optimizer, host):
             return
         # The steps of a subclass and of its base come here one after the other: count once.
         sighting = self._sighting(optimizer)
@@ -128,18 +148,24 @@ class Takeover:
             self._sightings[optimizer] = _Sighting(handle)
         return self._sightings[optimizer]
 
-    def _warn(self, optimizer: Optimizer, moved_bytes: int) -> None:
-        """Tell, once for each optimizer, that its states were outside the budget for a while."""
+    def _warn(self, optimizer: Optimizer, brought: Brought) -> None:
+        """Tell, once for each optimizer, which of its states were or are outside the budget."""
         sighting = self._sighting(optimizer)
-        if moved_bytes == 0 or sighting.warned:
+        if brought == Brought() or sighting.warned:
             return
         sighting.warned = True
         kind = type(optimizer)
+        told = (
+            f"{kind.__module__}.{kind.__qualname__} made {brought.moved_bytes} bytes of states in "
+        )
+        told += "ordinary memory, outside the budget, until they were moved to their homes"
+        if brought.staying_bytes:
+            told += f"; {brought.staying_bytes} bytes more stay there: give nvme_dir to have them"
+            told += " moved, unless they have no dense memory of their own"
         warnings.warn(
-            f"{kind.__module__}.{kind.__qualname__} made {moved_bytes} bytes of states in "
-            "ordinary memory, outside the budget, until they were moved to their homes.  What "
-            "is updated within the budget: dense parameters with a storage and gradients of "
-            "their own, by torch.optim.Adam, AdamW or SGD without capturable or differentiable",
+            f"{told}.  What is updated within the budget: dense parameters with a storage and "
+            "gradients of their own, by torch.optim.Adam, AdamW or SGD without capturable or "
+            "differentiable",
             stacklevel=CALLER,
         )
 
@@ -188,14 +214,6 @@ def _with_closure_run(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     with torch.enable_grad():
         loss = closure()
     return (optimizer,), {"closure": lambda: loss}
-
-
-def _holds_managed(optimizer: Optimizer, host: Host) -> bool:
-    return any(
-        host.name_of(param) is not None
-        for group in optimizer.param_groups
-        for param in group["params"]
-    )
 
 
 def _weak(method: Callable[..., Any]) -> Callable[..., Any]:
