@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from threading import Lock
 from types import MappingProxyType
 from typing import TypeVar
 
-from zcompile.ir import Tier
+from zcompile.ir import Channel, Tier
+
+__all__ = ["Channel", "Key", "Ledger", "Number", "Snapshot"]
 
 Key = TypeVar("Key", bound=Hashable)
 Number = TypeVar("Number", int, float)
-
-
-class Channel(StrEnum):
-    """One direction in which bytes travel between two tiers, each with its own queue."""
-
-    NVME_READ = "nvme_read"
-    NVME_WRITE = "nvme_write"
-    H2D = "h2d"
-    D2H = "d2h"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """The schedule IR: plain data, standard library only."""
 
+from zcompile.ir.channel import Channel, channel_in, channel_out
+from zcompile.ir.hardware import Hardware, Kind, Link
 from zcompile.ir.memory import (
     Footprint,
     arena_peak_bytes,
@@ -37,10 +39,14 @@ __all__ = [
     "ALL_RULES",
     "MANAGED_ROLES",
     "PAGE_BYTES",
+    "Channel",
     "Compute",
     "Fetch",
     "Footprint",
+    "Hardware",
     "Kernel",
+    "Kind",
+    "Link",
     "Offload",
     "Release",
     "Role",
@@ -54,6 +60,8 @@ __all__ = [
     "Value",
     "Wait",
     "arena_peak_bytes",
+    "channel_in",
+    "channel_out",
     "device_profile",
     "footprint",
     "given",
