@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "passes": {"ir"},
     "runtime": {"ir"},
     "symbolic": set(),
+    "machines": {"ir"},
     "planner": {"ir", "errors", "options", "passes"},
     "registry": set(),
     "bridge": {"ir", "runtime"},
@@ -55,6 +56,7 @@ MAY_USE: dict[str, frozenset[str]] = {
     "options": frozenset({"pydantic", "pydantic_core"}),
     "runtime": frozenset({"torch", "numpy"}),
     "symbolic": frozenset({"sympy"}),
+    "machines": frozenset({"pydantic"}),
 }
 """By layer: the foreign packages it may import.  What is not listed may use any."""
 
