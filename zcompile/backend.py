@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from zcompile.bridge import inductor, torch_private
 from zcompile.bridge.capture import Captured, capture
-from zcompile.bridge.partition import copy_module, partition
+from zcompile.bridge.partition import copy_graph, partition
 from zcompile.bridge.roles import GraphInput, graph_inputs, parameter_names, roles_of
 from zcompile.bridge.sizes import UnknownSize
 from zcompile.errors import BudgetError
@@ -148,13 +148,15 @@ class _Job:
         decompositions = None
         if self._options.compute == "inductor":
             decompositions = inductor.decompositions()
-        return torch_private.aot_autograd(
+        lower = torch_private.aot_autograd(
             fw_compiler=partial(self.compile, "forward"),
             bw_compiler=partial(self.compile, "backward"),
             inference_compiler=partial(self.compile, "inference"),
             partition_fn=self.partition,
             decompositions=decompositions,
-        )(module, example_inputs)
+        )
+        with torch_private.lazy_modules():
+            return lower(module, example_inputs)
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **given: Any
@@ -162,24 +164,28 @@ class _Job:
         """Split the joint graph and plan both halves, before anything is compiled or run."""
         halves = partition(joint, joint_inputs, **given)
         self._session.announce(
-            [Graph(self._capture(kind, copy_module(half)), None) for kind, half in halves.items()]
+            [
+                Graph(self._capture(kind, copy_graph(half.graph), half), None)
+                for kind, half in halves.items()
+            ]
         )
         return halves["forward"], halves["backward"]
 
     def compile(self, kind: str, module: fx.GraphModule, _: Sequence[Any]) -> Runner:
         """Compile one of AOTAutograd's graphs."""
-        captured, session = self._capture(kind, module), self._session
+        captured = self._capture(kind, module.graph, module)
+        session = self._session
         compiled = None
         if not captured.inline:
-            compiled = session.segments.compile(captured.segments, captured.module)
+            compiled = session.segments.compile(captured.segments, module)
         graph = Graph(captured, compiled)
         session.announce([graph])
         return Runner(self._backend, session, graph, owned=self._owned)
 
-    def _capture(self, kind: str, module: fx.GraphModule) -> Captured:
-        roles = roles_of(module.graph, self._inputs)
+    def _capture(self, kind: str, graph: fx.Graph, attributes: nn.Module) -> Captured:
+        roles = roles_of(graph, self._inputs)
         inline = self._options.compute == "eager"
-        return capture(f"{kind}.{self._number}", module, roles, inline=inline)
+        return capture(f"{kind}.{self._number}", graph, attributes, roles, inline=inline)
 
 
 class Runner:

@@ -71,7 +71,9 @@ class Spy:
 
     def _compiler(self, kind: str, inputs: dict[int, GraphInput]) -> Any:
         def compile_graph(module: fx.GraphModule, _: list[Any]) -> Any:
-            captured = capture(kind, module, roles_of(module.graph, inputs), inline=True)
+            captured = capture(
+                kind, module.graph, module, roles_of(module.graph, inputs), inline=True
+            )
             self.captured[kind] = captured
             run = self._wrap(captured) if self._wrap else _boxed(module)
             run._boxed_call = True  # type: ignore[attr-defined]

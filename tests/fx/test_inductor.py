@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.fx.graphs import Spy
 from zcompile.bridge.capture import Captured
 from zcompile.bridge.emit import emit
-from zcompile.bridge.inductor import CompiledSegment, SegmentCompiler
+from zcompile.bridge.inductor import CompiledSegment, Constants, SegmentCompiler
 from zcompile.bridge.segments import WHOLE
 from zcompile.bridge.sizes import hint
 
@@ -30,7 +30,7 @@ def two_threads() -> Generator[None]:
 
 
 def compiled(captured: Captured) -> Any:
-    segments = SegmentCompiler().compile(captured.segments, captured.module)
+    segments = SegmentCompiler().compile(captured.segments, captured.attributes)
     for each in captured.segments:
         assert each.whole != isinstance(segments[each.name], CompiledSegment)
     module = emit(captured, captured.schedule(hint), segments)
@@ -55,3 +55,42 @@ def test_the_gradient_of_an_embedding_is_summed_in_one_order() -> None:
     assert all(torch.equal(gradient(), first) for _ in range(30))
     alone = [each for each in spy.captured["backward"].segments if each.whole]
     assert [each.nodes[-1].target in WHOLE and len(each.nodes) for each in alone] == [1]
+
+
+class Scaled(nn.Module):
+    """A layer times constants that tracing gives the same name in every graph."""
+
+    def __init__(self, factors: list[float]) -> None:
+        super().__init__()
+        self.factors = factors
+        self.layer = nn.Linear(len(factors), len(factors))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x) * torch.tensor(self.factors)
+        return result
+
+
+@pytest.mark.parametrize("count", [4, 40], ids=["written into the code", "beside it"])
+def test_graphs_with_other_constants_share_no_kernel(count: int) -> None:
+    compiler = SegmentCompiler()
+
+    def with_one_compiler(captured: Captured) -> Any:
+        segments = compiler.compile(captured.segments, captured.attributes)
+        return partial(emit(captured, captured.schedule(hint), segments), None)
+
+    x = torch.randn(2, count)
+    for factor in (2.0, 3.0):
+        torch.compiler.reset()
+        model = Scaled([factor] * count)
+        call: Any = torch.compile(model, backend=Spy(with_one_compiler, decompose=True))  # pyright: ignore[reportArgumentType]
+        torch.testing.assert_close(call(x), model(x))
+
+
+def test_constants_are_told_apart_by_what_they_hold() -> None:
+    known = Constants()
+    root = nn.Module()
+    root.one, root.same, root.other = (torch.full((3,), each) for each in (1.0, 1.0, 2.0))
+    root.whole = torch.full((3,), 1)
+    names = [known.names(root)(each) for each in ("one", "same", "other", "whole")]
+    assert names[0] == names[1]
+    assert len(set(names)) == 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from torch import fx
+from torch import fx, nn
 
 from zcompile.bridge.aliases import Aliases, Size, Storage, tensors_of
 from zcompile.bridge.segments import Segment, cut, epilogue
@@ -43,13 +43,15 @@ class Roles:
 class Captured:
     """A graph ready for planning and emission; it is not changed any more.
 
+    ``attributes`` has the constants that the graph refers to by name.
     ``names`` calls every storage by the name of its value.  ``gradients`` gives for each
     gradient value the node that leaves the graph; a storage that is one gradient and
     nothing else *is* that value, any other gradient is a value beside its storage.
     """
 
     name: str
-    module: fx.GraphModule
+    graph: fx.Graph
+    attributes: nn.Module
     roles: Roles
     segments: tuple[Segment, ...]
     epilogue: tuple[fx.Node, ...]
@@ -78,10 +80,6 @@ class Captured:
             )
             steps.append(Compute(segment.name, reads, tuple(writes), transient))
         return Schedule(self.name, tuple(values.values()), tuple(steps), self._outputs())
-
-    @property
-    def graph(self) -> fx.Graph:
-        return self.module.graph
 
     @property
     def output_nodes(self) -> tuple[object, ...]:
@@ -125,19 +123,20 @@ def gradient_name(parameter: str) -> str:
     return f"{parameter}:grad"
 
 
-def capture(name: str, module: fx.GraphModule, roles: Roles, *, inline: bool) -> Captured:
-    """Prepare the graph of ``module`` (changed in place), cut it and name its storages.
+def capture(
+    name: str, graph: fx.Graph, attributes: nn.Module, roles: Roles, *, inline: bool
+) -> Captured:
+    """Prepare ``graph`` (changed in place), cut it and name its storages.
 
     ``inline`` says that segments will run node by node, so that what they read last is
     freed in their middle; a compiled segment keeps it to its end.
     """
-    graph = module.graph
     localise_views(graph, roles.managed)
+    aliases = Aliases(graph)
     (output,) = (node for node in graph.nodes if node.op == "output")
     leaving = {at: output.args[0][at] for at in roles.gradients}
-    hoist_views(graph, [node for node in leaving.values() if isinstance(node, fx.Node)])
-    last = epilogue(graph, roles.managed)
-    aliases = Aliases(graph)
+    hoist_views(aliases, [node for node in leaving.values() if isinstance(node, fx.Node)])
+    last = epilogue(graph, aliases, roles.managed)
     names = _names(graph, aliases, roles)
     gradients: dict[str, fx.Node] = {}
     for at, node in leaving.items():
@@ -146,9 +145,10 @@ def capture(name: str, module: fx.GraphModule, roles: Roles, *, inline: bool) ->
     names |= _whole_gradients(aliases, gradients, output)
     return Captured(
         name=name,
-        module=module,
+        graph=graph,
+        attributes=attributes,
         roles=roles,
-        segments=cut(graph, roles.managed, gradients.values(), frozenset(last)),
+        segments=cut(graph, aliases, roles.managed, gradients.values(), frozenset(last)),
         epilogue=last,
         inline=inline,
         aliases=aliases,

@@ -127,5 +127,5 @@ class _Writer:
     def _attributes(self) -> dict[str, Any]:
         """Return what the graph refers to by name: constants, and compiled segments."""
         named = {str(node.target) for node in self.graph.find_nodes(op="get_attr")}
-        found = {each: attrgetter(each)(self.captured.module) for each in sorted(named)}
+        found = {each: attrgetter(each)(self.captured.attributes) for each in sorted(named)}
         return found | dict(self.compiled or {})

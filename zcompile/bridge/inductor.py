@@ -7,13 +7,15 @@ with depth.  Two segments are equal if their operations, constants and layouts a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from zcompile.bridge.segments import WHOLE, Segment, extract
-from zcompile.bridge.torch_private import compile_inner, default_decompositions
+from zcompile.bridge.torch_private import compile_inner, content, default_decompositions
 
 BoxedCall = Callable[[list[Any]], Sequence[Any]]
 
@@ -40,6 +42,7 @@ class SegmentCompiler:
 
     def __init__(self) -> None:
         self._calls: dict[str, BoxedCall] = {}
+        self._known = Constants()
 
     def compile(self, segments: Sequence[Segment], attributes: nn.Module) -> dict[str, nn.Module]:
         """Return a module for each of ``segments``, by name."""
@@ -51,23 +54,50 @@ class SegmentCompiler:
         }
 
     def _call(self, segment: Segment, attributes: nn.Module) -> BoxedCall:
-        module = extract(segment, attributes)
-        key = structure(module.graph)
+        key = structure(segment, self._known.names(attributes))
         if key not in self._calls:
-            inputs = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
-            self._calls[key] = compile_inner(module, inputs)
+            inputs = [node.meta.get("val") for node in segment.inputs]
+            self._calls[key] = compile_inner(extract(segment, attributes), inputs)
         return self._calls[key]
 
 
-def structure(graph: fx.Graph) -> str:
-    """Return a text that two graphs share exactly if one compiled kernel serves both."""
+class Constants:
+    """Names for what graphs refer to by an attribute: equal tensors share one, modules do not.
+
+    Compiled code contains the constants of its segment, and other graphs call other tensors
+    by the same attribute.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, object] = {}
+
+    def names(self, attributes: nn.Module) -> Callable[[str], str]:
+        """Return what names an attribute of ``attributes``."""
+        return lambda target: self._name(attrgetter(target)(attributes))
+
+    def _name(self, constant: object) -> str:
+        if type(constant) is Tensor and constant.layout is torch.strided:
+            return f"{sha256(content(constant)).hexdigest()} {_layout(constant)}"
+        self._kept[id(constant)] = constant  # so that no other gets its number
+        return str(id(constant))
+
+
+def structure(segment: Segment, name: Callable[[str], str]) -> str:
+    """Return a text that two segments share exactly if one compiled kernel serves both.
+
+    ``name`` says which constant an attribute is.
+    """
     position: dict[fx.Node, int] = {}
     lines: list[str] = []
-    for node in graph.nodes:
+    for node in segment.inputs:
+        position[node] = len(position)
+        lines.append(_layout(node.meta.get("val")))
+    for node in segment.nodes:
         position[node] = len(position)
         args = fx.map_arg((node.args, node.kwargs), lambda each: f"%{position[each]}")
-        own = "" if node.op in {"placeholder", "output"} else str(node.target)
+        own = name(node.target) if isinstance(node.target, str) else str(node.target)
         lines.append(f"{node.op} {own} {args!r} {_layout(node.meta.get('val'))}")
+    lines.append(repr([position[node] for node in segment.outputs]))
     return "\n".join(lines)
 
 
@@ -75,6 +105,9 @@ def _layout(value: object) -> str:
     if isinstance(value, tuple | list):
         parts = cast("Sequence[object]", value)
         return repr([_layout(each) for each in parts])
-    if isinstance(value, torch.Tensor):
-        return repr((tuple(value.shape), value.stride(), value.dtype, value.device))
+    if isinstance(value, Tensor) and value.layout is torch.strided:
+        sizes = tuple(value.shape), value.stride(), value.storage_offset()
+        return repr((*sizes, value.dtype, value.device))
+    if isinstance(value, Tensor):
+        return repr((tuple(value.shape), value.layout, value.dtype, value.device))
     return repr(value)

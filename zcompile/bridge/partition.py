@@ -19,10 +19,10 @@ def partition(joint: fx.GraphModule, inputs: Any, **given: Any) -> dict[str, fx.
     return {"forward": forward, "backward": backward}
 
 
-def copy_module(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy with a graph of its own; tensors and submodules are shared."""
-    graph = fx.Graph()
-    result = graph.output(graph.graph_copy(module.graph, {}))
-    (output,) = module.graph.find_nodes(op="output")
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """Return a copy with nodes of its own and what was traced of each."""
+    copied = fx.Graph()
+    result = copied.output(copied.graph_copy(graph, {}))
+    (output,) = graph.find_nodes(op="output")
     result.meta = dict(output.meta)
-    return fx.GraphModule(module, graph)
+    return copied

@@ -51,6 +51,7 @@ class Segment:
 
 def cut(
     graph: fx.Graph,
+    aliases: Aliases,
     managed: Collection[fx.Node],
     gradients: Collection[fx.Node] = (),
     leave_out: Collection[fx.Node] = (),
@@ -64,7 +65,6 @@ def cut(
     Expects views of managed placeholders to be local (``views.localise_views``).  Nodes in
     ``leave_out`` belong to no segment.
     """
-    aliases = Aliases(graph)
     own = {each for node in managed for each in aliases.of(node)}
     large = _large(own) | _large({each for node in gradients for each in aliases.of(node)})
     parts: list[list[fx.Node]] = [[]]
@@ -91,9 +91,10 @@ def _touched(aliases: Aliases, node: fx.Node) -> tuple[Storage, ...]:
     return (*aliases.read_by(node), *aliases.of(node))
 
 
-def epilogue(graph: fx.Graph, managed: Collection[fx.Node]) -> tuple[fx.Node, ...]:
+def epilogue(
+    graph: fx.Graph, aliases: Aliases, managed: Collection[fx.Node]
+) -> tuple[fx.Node, ...]:
     """Return the views of parameters that only the output reads: they belong to no kernel."""
-    aliases = Aliases(graph)
     own = {each for node in managed for each in aliases.of(node)}
     rest: list[fx.Node] = []
     for node in reversed(_operations(graph)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
@@ -18,16 +19,24 @@ from torch._dynamo.eval_frame import OptimizedModule, innermost_fn
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
+from torch.fx._lazy_graph_module import (
+    _use_lazy_graph_module,  # pyright: ignore[reportPrivateUsage]
+)
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
+)
 
 __all__ = [
     "aot_autograd",
     "compile_inner",
     "compiled_object",
+    "content",
     "default_decompositions",
     "gradient_input_index",
     "graph_input_index",
     "is_saved_activation",
     "is_sole_owner",
+    "lazy_modules",
     "min_cut_rematerialization_partition",
     "original_of",
     "output_descriptors",
@@ -79,6 +88,21 @@ def output_descriptors(output: fx.Node) -> Sequence[object]:
     """Return what AOTAutograd says about each output, as long as the output's list."""
     found: Sequence[object] = output.meta.get("desc") or ()
     return [*found, *[None] * (len(output.args[0]) - len(found))]  # type: ignore[arg-type]
+
+
+def lazy_modules() -> AbstractContextManager[None]:
+    """Let graph modules made within write their Python code only when they are called.
+
+    Tracing makes many that never are; Inductor compiles within the same context.
+    """
+    return _use_lazy_graph_module(True)
+
+
+def content(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a constant of a graph, also while fake tensors are being traced."""
+    with _disable_current_modes():
+        plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return plain.numpy().tobytes()
 
 
 def _frames() -> Iterator[FrameType]:

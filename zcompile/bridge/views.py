@@ -33,13 +33,13 @@ def localise_views(graph: fx.Graph, managed: Collection[fx.Node]) -> None:
         graph.erase_node(node)
 
 
-def hoist_views(graph: fx.Graph, outputs: Collection[fx.Node]) -> None:
+def hoist_views(aliases: Aliases, outputs: Collection[fx.Node]) -> None:
     """Move each output that is a view of something computed to right behind what it views.
 
     A gradient often leaves the graph as a transpose of a matrix product; it can be written
-    home as soon as the product is there only if the transpose is there as well.
+    home as soon as the product is there only if the transpose is there as well.  ``aliases``
+    are those of the graph, and stay so.
     """
-    aliases = Aliases(graph)
     for node in outputs:
         roots = aliases.of(node)
         if len(roots) != 1 or roots[0].root.op == "placeholder":
