@@ -195,6 +195,6 @@ def _lease_all(homes: HomeMaker, moving: Sequence[_Storage], tier: Tier) -> list
 
 def _prepare(homes: HomeMaker, storage: _Storage, tier: Tier, lease: Lease | None) -> _Move:
     if tier is Tier.DEVICE:
-        return _Move(storage, torch.empty(storage.nbytes, dtype=torch.uint8), None)
+        return _Move(storage, torch.empty(storage.nbytes, dtype=torch.uint8, device="cpu"), None)
     home, buffer = homes.make(storage.label, tier, storage.nbytes, lease)
     return _Move(storage, tensor_over(buffer, 0, torch.uint8, (storage.nbytes,), (1,)), home)

@@ -43,7 +43,7 @@ class Layout:
 
     def copy_of(self, tensor: Tensor) -> Tensor:
         """Return the elements of ``tensor`` in new memory of this layout."""
-        copy = torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+        copy = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="cpu")
         return copy.copy_(tensor.detach())
 
 

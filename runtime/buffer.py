@@ -46,7 +46,7 @@ def tensor_over(
     """
     count = span(shape, stride)
     if count == 0:
-        return torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype)
+        return torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device="cpu")
     with torch.inference_mode(False):  # a parameter moved while evaluating is trained later
         flat: Any = torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset)
         tensor: Tensor = flat.as_strided_(tuple(shape), tuple(stride))

@@ -87,7 +87,7 @@ class FuzzExecutor:
         """Implement ``CpuExecutor.commit``; poison what it replaced."""
         replaced = self._inner.commit()
         for lease in replaced:
-            poison = torch.full((lease.nbytes,), POISON, dtype=torch.uint8)
+            poison = torch.full((lease.nbytes,), POISON, dtype=torch.uint8, device="cpu")
             self._copies.write(
                 lease, 0, poison.data_ptr(), lease.nbytes, lease.label, keep=poison
             ).wait()

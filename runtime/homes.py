@@ -67,7 +67,7 @@ class Homes:
         """
         nbytes = span(shape, stride) * dtype.itemsize
         if tier is Tier.DEVICE or nbytes == 0:
-            return torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype)
+            return torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device="cpu")
         home, buffer = self.make(label, tier, nbytes)
         self.register([home])
         return tensor_over(buffer, 0, dtype, shape, stride)

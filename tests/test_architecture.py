@@ -163,3 +163,31 @@ def test_no_file_is_long() -> None:
 def test_no_file_is_named_after_nothing() -> None:
     vague = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
     assert [str(path) for path in sources(*FOLDERS) if path.stem.strip("_") in vague] == []
+
+
+MAKES_TENSORS = {
+    *("arange", "as_tensor", "empty", "empty_strided", "full", "ones", "rand", "randn"),
+    *("scalar_tensor", "tensor", "zeros"),
+}
+"""Functions of torch that follow the user's default device where none is named."""
+
+
+def tensors_without_device(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that make a tensor on whatever device the user has made the default."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name("torch"), attr=name)):
+                named = {each.arg for each in node.keywords}
+                if name in MAKES_TENSORS and "device" not in named:
+                    yield node.lineno
+
+
+@pytest.mark.parametrize("folder", ["zcompile", "passes", "runtime"])
+def test_tensors_are_made_where_we_say(folder: str) -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sources(folder)
+        if path.suffix == ".py" and "demo" not in path.parts
+        for line in tensors_without_device(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found == set()

@@ -38,7 +38,8 @@ class Claim:
         if self.step is not None:
             return self.step.clone()
         double = torch.get_default_dtype() == torch.float64 and not rule.fused(self.group)
-        return torch.zeros((), dtype=torch.float64 if double else torch.float32)
+        dtype = torch.float64 if double else torch.float32
+        return torch.zeros((), dtype=dtype, device="cpu")
 
 
 def claims_of(optimizer: Optimizer, rule: Rule, host: Host) -> tuple[Claim, ...]:

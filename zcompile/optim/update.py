@@ -113,7 +113,7 @@ class Update:
     def _zeros(self, bucket: Bucket) -> Kernel:
         """Return what makes the new states of ``bucket`` that go home."""
         return lambda _: {
-            name: torch.zeros(piece.numel, dtype=self._subjects[piece.member].claim.param.dtype)
+            name: self._subjects[piece.member].claim.param.new_zeros(piece.numel)
             for piece in bucket.pieces
             for _, part, name in self._parts(piece)
             if part.made and part.away
