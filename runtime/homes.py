@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from zcompile.ir import Tier
+from zcompile.runtime import procfs
 from zcompile.runtime.adoption import LeftAlone, adopt
 from zcompile.runtime.buffer import Buffer, span, tensor_over
 from zcompile.runtime.extents import ExtentFile, Lease
@@ -21,6 +22,9 @@ from zcompile.runtime.mapping import FileMapper, HomeMapping, map_host
 from zcompile.runtime.transfers import Copies
 from zcompile.runtime.trimmer import WINDOW_BYTES, Trimmer
 
+APART_FRACTION = 4
+"""Homes that were swapped may take half of the kernel's table of mappings, at two entries each."""
+
 __all__ = ["Home", "Homes", "LeftAlone", "Place"]
 
 
@@ -28,11 +32,17 @@ class Homes:
     """The homes of one machine.
 
     ``file`` is where homes on nvme go; without one there are none.  Homes on the device
-    tier are ordinary memory and have no record here.
+    tier are ordinary memory and have no record here.  ``max_mappings`` is how many mappings a
+    process may have, by default what the kernel says.
     """
 
     def __init__(
-        self, file: ExtentFile | None, ledger: Ledger, window_bytes: int = WINDOW_BYTES
+        self,
+        file: ExtentFile | None,
+        ledger: Ledger,
+        window_bytes: int = WINDOW_BYTES,
+        *,
+        max_mappings: int | None = None,
     ) -> None:
         self._file = file
         self._ledger = ledger
@@ -40,6 +50,8 @@ class Homes:
         self._table = HomeTable()
         self._dead: deque[HomeMapping] = deque()
         self._lock = Lock()
+        self._num_apart = 0
+        self._max_apart = (max_mappings or procfs.max_mappings()) // APART_FRACTION
         self._pid = os.getpid()
         self._trimmer = Trimmer(self.trim, window_bytes)
 
@@ -84,7 +96,23 @@ class Homes:
         The caller holds a tensor over it, and bumps its version.  The extent before is free
         again when nobody else holds its lease, such as a read in flight.
         """
-        home.mapping.remap(lease)
+        with self._lock:
+            self._num_apart += not home.mapping.apart
+            home.mapping.remap(lease)
+
+    def may_be_swapped(self, homes: Sequence[Home]) -> Sequence[Home]:
+        """Return the first of ``homes`` on nvme, as many as the kernel has room for.
+
+        A home that was swapped needs one or two entries in the kernel's table of mappings,
+        whose size, ``vm.max_map_count``, is the limit of all memory of the process.
+        """
+        room = self._max_apart - self._num_apart
+        found: list[Home] = []
+        for home in homes:
+            room -= not home.mapping.apart
+            if home.mapping.apart or room >= 0:
+                found.append(home)
+        return found
 
     def lease(self, nbytes: int, label: str) -> Lease:
         """Lease an extent of the file; see ``ExtentFile.lease``."""
@@ -113,6 +141,7 @@ class Homes:
         with self._lock:
             if self._dead:
                 dead = [self._dead.popleft() for _ in range(len(self._dead))]
+                self._num_apart -= sum(mapping.apart for mapping in dead)
                 self._table = self._table.without(dead)
             self._table = self._table.with_homes(homes)
         if any(home.tier is Tier.NVME for home in homes):

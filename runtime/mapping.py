@@ -26,12 +26,15 @@ LEAST_RESERVATION_BYTES = 1 << 30
 class HomeMapping:
     """``nbytes`` of mapped memory, whole pages, at ``address`` for as long as its buffer lives.
 
+    ``apart`` says that it shows another extent than the one it was made for: the kernel then
+    cannot join it with the mappings beside it, and keeps an entry for it alone.
+
     The mapping does not keep itself: the ``Buffer`` that comes with it does, and the
     tensors over that.  When the last has gone, the memory is unmapped and ``lease``, the
     extent behind it (``None`` for anonymous memory), is let go.
     """
 
-    __slots__ = ("_buffer", "_unmap", "address", "lease", "nbytes")
+    __slots__ = ("_buffer", "_unmap", "address", "apart", "lease", "nbytes")
 
     def __init__(
         self, address: int, nbytes: int, lease: Lease | None, unmap: Callable[[int, int], None]
@@ -39,6 +42,7 @@ class HomeMapping:
         self.address = address
         self.nbytes = nbytes
         self.lease = lease
+        self.apart = False
         self._unmap = unmap
         self._buffer: Callable[[], Buffer | None] = lambda: None
 
@@ -65,6 +69,7 @@ class HomeMapping:
         assert lease.capacity == self.nbytes, f"{lease} does not fit {self.nbytes} B"
         _map_at(self.address, lease)
         self.lease = lease
+        self.apart = True
 
     def _end(self, on_death: Callable[[HomeMapping], None]) -> None:
         on_death(self)

@@ -66,6 +66,11 @@ def resident_bytes_of(file: Path) -> int:
     return total
 
 
+def max_mappings() -> int:
+    """Return how many mappings a process may have (``vm.max_map_count``)."""
+    return int(Path("/proc/sys/vm/max_map_count").read_text())
+
+
 class FilePages:
     """A cheap reading of the resident bytes of mapped files, made to be polled."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping
 
@@ -18,8 +19,8 @@ class Shadows:
     """For each home in the file that an update replaces: the extent with its next bytes.
 
     ``sources`` are the tensors whose bytes are replaced, by value name.  Several may be
-    pieces of one home.  A home has a shadow if they cover it; other homes, and memory that
-    is no home in the file, are written in place.
+    pieces of one home.  A home has a shadow if they cover it and the kernel has room for its
+    mapping; other homes, and memory that is no home in the file, are written in place.
     """
 
     def __init__(self, homes: Homes, sources: Mapping[str, Tensor]) -> None:
@@ -34,9 +35,20 @@ class Shadows:
         for source in self._sources.values():
             if place := self._homes.find(source):
                 covered_bytes[place.home] += Layout.of(source).nbytes
-        for home, nbytes in covered_bytes.items():
-            if home.lease is not None and nbytes == home.nbytes:
-                self._leases[home] = self._homes.lease(home.nbytes, home.label)
+        covered = [
+            home
+            for home, nbytes in covered_bytes.items()
+            if home.lease is not None and nbytes == home.nbytes
+        ]
+        for home in self._homes.may_be_swapped(covered):
+            self._leases[home] = self._homes.lease(home.nbytes, home.label)
+        if len(self._leases) < len(covered):
+            warnings.warn(
+                "some tensors in files are updated in place, and a failed update may leave them "
+                "changed: the process has too many mappings to replace them whole; raise the "
+                "system setting vm.max_map_count, or keep fewer tensors in files",
+                stacklevel=2,
+            )
         self._prepared = True
 
     def spot(self, value: str) -> Spot:
