@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from zcompile.ir import Role, Tier, Value
+from zcompile.ir import Role, Tier, Value, value_name
 from zcompile.passes.placement import parameter_of
 
 Pin = tuple[str, Tier]
@@ -34,7 +34,7 @@ def matches(pattern: str, value: Value) -> bool:
     """
     if pattern in KINDS:
         return value.role is KINDS[pattern]
-    return fnmatchcase(parameter_of(value), pattern)
+    return fnmatchcase(parameter_of(value), value_name(pattern))
 
 
 def idle_patterns(pins: Sequence[Pin], parameters: Collection[str]) -> tuple[str, ...]:
@@ -46,7 +46,8 @@ def idle_patterns(pins: Sequence[Pin], parameters: Collection[str]) -> tuple[str
     return tuple(
         pattern
         for pattern, _ in pins
-        if pattern not in KINDS and not any(fnmatchcase(each, pattern) for each in parameters)
+        if pattern not in KINDS
+        and not any(fnmatchcase(each, value_name(pattern)) for each in parameters)
     )
 
 

@@ -166,8 +166,11 @@ def test_no_file_is_named_after_nothing() -> None:
 
 
 MAKES_TENSORS = {
-    *("arange", "as_tensor", "empty", "empty_strided", "full", "ones", "rand", "randn"),
-    *("scalar_tensor", "tensor", "zeros"),
+    f"torch.{name}"
+    for name in (
+        *("arange", "as_tensor", "asarray", "empty", "empty_strided", "full", "linspace", "ones"),
+        *("rand", "randint", "randn", "scalar_tensor", "tensor", "zeros"),
+    )
 }
 """Functions of torch that follow the user's default device where none is named."""
 
@@ -175,11 +178,10 @@ MAKES_TENSORS = {
 def tensors_without_device(tree: ast.AST) -> Iterator[int]:
     """Yield the lines that make a tensor on whatever device the user has made the default."""
     for node in ast.walk(tree):
-        match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name("torch"), attr=name)):
-                named = {each.arg for each in node.keywords}
-                if name in MAKES_TENSORS and "device" not in named:
-                    yield node.lineno
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in MAKES_TENSORS:
+            continue
+        if "device" not in {each.arg for each in node.keywords}:
+            yield node.lineno
 
 
 @pytest.mark.parametrize("folder", ["zcompile", "passes", "runtime"])

@@ -86,7 +86,8 @@ class Odd(nn.Module):
         peak = x.detach().abs().max()
         best = x.sum(-1).argmax(1)
         chosen = x[torch.arange(len(words)), best] + x.index_select(1, at.view(1)).squeeze(1)
-        return torch.tanh(self.layer(chosen)) / peak * (factor * words.shape[1])
+        result: Tensor = torch.tanh(self.layer(chosen)) / peak * (factor * words.shape[1])
+        return result
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -25,7 +25,8 @@ class Ones(nn.Module):
         self.frozen = nn.Parameter(torch.full((SIZE,), 7.0), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return sum((weight * x).sum() for weight in self.weights) + (self.frozen * 0).sum()
+        products = [(weight * x).sum() for weight in self.weights]
+        return torch.stack(products).sum() + (self.frozen * 0).sum()
 
 
 def test_eager_readers_see_old_or_new_elements_during_updates(swap_dir: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from zcompile.bridge import torch_private
 from zcompile.bridge.capture import Roles
-from zcompile.ir import Role
+from zcompile.ir import Role, value_name
 from zcompile.runtime.binding import Layout
 
 _KEY = re.compile(r"\['([^']+)'\]")
@@ -43,7 +43,7 @@ def graph_inputs(
     found: dict[int, GraphInput] = {}
     for at, node in enumerate(module.graph.find_nodes(op="placeholder")):
         given = example_inputs[at] if at < len(example_inputs) else None
-        name = known.get(id(given)) or _name_from_source(node)
+        name = value_name(known.get(id(given)) or _name_from_source(node))
         role = _role(given, is_named=id(given) in known)
         is_parameter = role is Role.PARAMETER
         found[at] = GraphInput(
@@ -61,7 +61,7 @@ def parameter_names(
     """
     if not isinstance(owner, nn.Module):
         return None
-    own = (name for name, _ in owner.named_parameters())
+    own = (value_name(name) for name, _ in owner.named_parameters())
     used = (each.name for each in inputs.values() if each.role is Role.PARAMETER)
     return tuple(dict.fromkeys((*own, *used)))
 

@@ -31,7 +31,7 @@ from zcompile.ir.schedule import (
     page_aligned,
 )
 from zcompile.ir.target import Target
-from zcompile.ir.text import is_name, parse, render, render_step
+from zcompile.ir.text import is_name, parse, render, render_step, value_name
 from zcompile.ir.uses import given, kernel_name, last_touch, operands
 from zcompile.ir.verify import strip, verify
 
@@ -78,5 +78,6 @@ __all__ = [
     "render",
     "render_step",
     "strip",
+    "value_name",
     "verify",
 ]

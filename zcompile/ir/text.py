@@ -26,7 +26,20 @@ from zcompile.ir.schedule import (
 )
 
 _NAME = r"[^\s,()%]+"
+_UNFIT = re.compile(r"[\s,()%:\\]")
 _NUMBER = r"[0-9]+"
+
+
+def value_name(text: str) -> str:
+    """Return ``text``, anything that a program calls a tensor, as a name of a value, or a part.
+
+    Different texts give different names.  A colon is written otherwise too: it stands between
+    a parameter and what belongs to it.
+
+    >>> value_name("layers.0.weight"), value_name("two words"), value_name("w:grad")
+    ('layers.0.weight', 'two\\\\u0020words', 'w\\\\u003agrad')
+    """
+    return _UNFIT.sub(lambda found: f"\\u{ord(found[0]):04x}", text) or "\\u"
 
 
 def is_name(text: str) -> bool:

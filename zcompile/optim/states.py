@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from zcompile.ir import PAGE_BYTES, Tier
+from zcompile.ir import PAGE_BYTES, Tier, value_name
 from zcompile.optim.host import Host
 from zcompile.runtime.sharers import outlive, tensors_within
 
@@ -51,7 +51,8 @@ def states_of(optimizer: Optimizer, host: Host) -> Iterator[StateTensor]:
         if not isinstance(param, Tensor) or (name := host.name_of(param)) is None:
             continue
         small_bytes = max(PAGE_BYTES, param.nbytes // SMALL_FRACTION)
-        for kind, value in state.items():
+        for key, value in state.items():
+            kind = value_name(str(key))
             if isinstance(value, Tensor) and value.shape == param.shape and value.dim() > 0:
                 yield StateTensor(f"{name}:{kind}", value, param, placed=True)
                 continue
