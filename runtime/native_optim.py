@@ -264,8 +264,10 @@ class Optimizers:
 
 def new_state(numel: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Return a state of zeros and, for ``torch.uint8``, its scales."""
-    state = torch.zeros(numel, dtype=dtype)
-    return state, torch.zeros(-(-numel // BLOCK)) if dtype is torch.uint8 else None
+    state = torch.zeros(numel, dtype=dtype, device="cpu")
+    return state, torch.zeros(
+        -(-numel // BLOCK), dtype=torch.float32, device="cpu"
+    ) if dtype is torch.uint8 else None
 
 
 def _call(formula: Formula, of: Batch, isa: int) -> _Call:
