@@ -135,3 +135,10 @@ def test_random_operations_are_left_whole() -> None:
     table = torch_private.default_decompositions()
     assert torch.ops.aten.native_dropout.default not in table
     assert torch.ops.aten.native_layer_norm.default in table
+
+
+def test_torch_counts_the_flops_of_a_product() -> None:
+    formula = torch_private.flop_formula(torch.ops.aten.mm.default)
+    assert formula is not None
+    assert formula(torch.empty(2, 3), torch.empty(3, 5), out_val=torch.empty(2, 5)) == 2 * 2 * 3 * 5
+    assert torch_private.flop_formula(torch.ops.aten.relu.default) is None

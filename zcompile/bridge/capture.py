@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 from zcompile.bridge.aliases import Aliases, Size, Storage, tensors_of
+from zcompile.bridge.costs import segment_cost
 from zcompile.bridge.segments import Segment, cut, epilogue
 from zcompile.bridge.transients import transient_bytes
 from zcompile.bridge.views import hoist_views, localise_views
-from zcompile.ir import Compute, Role, Schedule, Value
+from zcompile.ir import Compute, Cost, Role, Schedule, Value
 from zcompile.runtime.binding import Layout
 
 SizeOf = Callable[[Size], int]
@@ -47,6 +48,7 @@ class Captured:
     ``names`` calls every storage by the name of its value.  ``gradients`` gives for each
     gradient value the node that leaves the graph; a storage that is one gradient and
     nothing else *is* that value, any other gradient is a value beside its storage.
+    ``costs`` says what each segment costs for the shapes of the first call.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Captured:
     aliases: Aliases
     names: Mapping[Storage, str]
     gradients: Mapping[str, fx.Node]
+    costs: Mapping[str, Cost]
 
     def schedule(self, size_of: SizeOf) -> Schedule:
         """Return the schedule with nothing moved, for the shapes that ``size_of`` knows."""
@@ -143,17 +146,19 @@ def capture(
         if isinstance(node, fx.Node) and node.op != "placeholder" and node not in last:
             gradients[gradient_name(roles.gradients[at])] = node
     names |= _whole_gradients(aliases, gradients, output)
+    segments = cut(graph, aliases, roles.managed, gradients.values(), frozenset(last))
     return Captured(
         name=name,
         graph=graph,
         attributes=attributes,
         roles=roles,
-        segments=cut(graph, aliases, roles.managed, gradients.values(), frozenset(last)),
+        segments=segments,
         epilogue=last,
         inline=inline,
         aliases=aliases,
         names=names,
         gradients=gradients,
+        costs={each.name: segment_cost(each, aliases, fused=not inline) for each in segments},
     )
 
 

@@ -25,6 +25,7 @@ from torch.fx._lazy_graph_module import (
 from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
 )
+from torch.utils.flop_counter import flop_registry
 
 __all__ = [
     "aot_autograd",
@@ -32,6 +33,7 @@ __all__ = [
     "compiled_object",
     "content",
     "default_decompositions",
+    "flop_formula",
     "gradient_input_index",
     "graph_input_index",
     "is_saved_activation",
@@ -179,3 +181,13 @@ def _output_strides_aside() -> Generator[None, None, None]:
         yield
     finally:
         context.output_strides = before
+
+
+def flop_formula(target: object) -> Callable[..., Any] | None:
+    """Return torch's formula for the flops of an operation, if it has one.
+
+    It takes what the operation takes, with fake tensors, and ``out_val``, its result.
+    """
+    packet = getattr(target, "overloadpacket", None)
+    found: Callable[..., Any] | None = flop_registry.get(packet) if packet is not None else None
+    return found

@@ -1,6 +1,7 @@
 """The schedule IR: plain data, standard library only."""
 
 from zcompile.ir.channel import Channel, channel_in, channel_out
+from zcompile.ir.cost import Cost, Operation, Priced, Unknown, price
 from zcompile.ir.hardware import Hardware, Kind, Link
 from zcompile.ir.memory import (
     Footprint,
@@ -41,6 +42,7 @@ __all__ = [
     "PAGE_BYTES",
     "Channel",
     "Compute",
+    "Cost",
     "Fetch",
     "Footprint",
     "Hardware",
@@ -48,6 +50,8 @@ __all__ = [
     "Kind",
     "Link",
     "Offload",
+    "Operation",
+    "Priced",
     "Release",
     "Role",
     "Rule",
@@ -56,6 +60,7 @@ __all__ = [
     "Step",
     "Target",
     "Tier",
+    "Unknown",
     "Update",
     "Value",
     "Wait",
@@ -75,6 +80,7 @@ __all__ = [
     "page_aligned",
     "parse",
     "peak_bytes",
+    "price",
     "render",
     "render_step",
     "strip",
