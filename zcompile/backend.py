@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -32,7 +33,8 @@ class Backend:
     """Compiles graphs and knows the session of each compiled module or function.
 
     The sessions are found by what was compiled, held weakly: a session ends with its model.
-    Everything else about a model lives in its session.
+    Everything else about a model lives in its session.  Graphs are numbered over all models:
+    Dynamo may run what was compiled for one of them in the session of another.
     """
 
     __name__ = "zinf"
@@ -40,6 +42,7 @@ class Backend:
     def __init__(self, make_executor: MakeExecutor = CpuExecutor) -> None:
         self._make_executor = make_executor
         self._sessions: WeakKeyDictionary[object, dict[Options, Session]] = WeakKeyDictionary()
+        self._numbers = count()
 
     def __call__(
         self,
@@ -93,13 +96,17 @@ class Backend:
         del memo
         return self
 
-    def managing(self, parameter: Tensor) -> Session | None:
-        """Return the session that has ``parameter`` in one of its graphs."""
+    def managing(self, named: Mapping[str, Tensor], options: Options) -> Session | None:
+        """Return a session under ``options`` that knows all these parameters by their names."""
         for of_owner in list(self._sessions.values()):
-            for session in list(of_owner.values()):
-                if session.name_of(parameter) is not None:
-                    return session
+            session = of_owner.get(options)
+            if session is not None and session.knows(named):
+                return session
         return None
+
+    def next_number(self) -> int:
+        """Return a number that no graph of any model has had."""
+        return next(self._numbers)
 
 
 def _check_devices(example_inputs: Sequence[Any], options: Options) -> None:
@@ -132,7 +139,7 @@ class _Job:
         self._keep = None if owned else session
         self._inputs = inputs
         self._owned = owned
-        self._number = session.next_capture()
+        self._number = backend.next_number()
 
     @property
     def _session(self) -> Session:
@@ -180,7 +187,8 @@ class _Job:
             compiled = session.segments.compile(captured.segments, module)
         graph = Graph(captured, compiled)
         session.announce([graph])
-        return Runner(self._backend, session, graph, owned=self._owned)
+        backward = kind == "backward"
+        return Runner(self._backend, session, graph, backward=backward, owned=self._owned)
 
     def _capture(self, kind: str, graph: fx.Graph, attributes: nn.Module) -> Captured:
         roles = roles_of(graph, self._inputs)
@@ -191,10 +199,13 @@ class _Job:
 class Runner:
     """The compiled form of one graph: a boxed call that finds the session of its arguments."""
 
-    def __init__(self, backend: Backend, session: Session, graph: Graph, *, owned: bool) -> None:
+    def __init__(
+        self, backend: Backend, session: Session, graph: Graph, *, backward: bool, owned: bool
+    ) -> None:
         self._boxed_call = True  # of the object: wrappers of Dynamo copy no class attribute
         self._backend = backend
         self._graph = graph
+        self._backward = backward
         self._options = session.options
         self._session = weakref.ref(session)
         # A session ends with its model; one without a model ends with what was compiled.
@@ -206,17 +217,19 @@ class Runner:
     def _session_of(self, args: Sequence[Any]) -> Session:
         """Return the session of the model that this call is for.
 
-        Dynamo shares compiled code between models of one class, so the parameters decide.
+        Dynamo shares compiled code between models of one class, and models may share some
+        of their parameters: so all parameters of the call decide.  Before they have been in
+        any graph, what is being called does.
         """
         own = self._session()
-        first = next(iter(self._graph.parameters.values()), None)
-        if own is not None and (first is None or own.name_of(args[first]) is not None):
+        named = self._graph.managed(args)
+        if own is not None and own.knows(named):
             return own
-        session = None if first is None else self._backend.managing(args[first])
-        if session is not None and session.options == self._options:
-            return session
-        owner = torch_private.compiled_object()
-        return own if own and owner is None else self._backend.session(owner, self._options)
+        owner = None if self._backward else torch_private.compiled_object()
+        if owner is not None:
+            return self._backend.session(owner, self._options)
+        session = self._backend.managing(named, self._options)
+        return session or own or self._backend.session(None, self._options)
 
 
 class _Refusal:

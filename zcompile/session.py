@@ -71,15 +71,8 @@ class Session:
         self._takeover: Takeover | None = None
         self._iterations: deque[Snapshot] = deque(maxlen=MAX_ITERATIONS)
         self._lock = RLock()
-        self._num_captures = 0
         on_step = register_optimizer_step_post_hook(partial(_end_iteration, weakref.ref(self)))
         weakref.finalize(self, on_step.remove)
-
-    def next_capture(self) -> int:
-        """Return a number for the next graph of the model that Dynamo hands over."""
-        with self._lock:
-            self._num_captures += 1
-            return self._num_captures - 1
 
     def announce(self, graphs: Sequence[Graph]) -> None:
         """Plan ``graphs`` with all those so far; ``BudgetError`` if no plan keeps the budget."""
@@ -188,6 +181,10 @@ class Session:
     def name_of(self, parameter: Tensor) -> str | None:
         """Return what ``parameter`` is called in the schedules, if it has been in one."""
         return self.registry.name_of(parameter)
+
+    def knows(self, named: Mapping[str, Tensor]) -> bool:
+        """Whether every one of these parameters has been in a schedule by its name."""
+        return all(self.registry.name_of(each) == name for name, each in named.items())
 
     def tier_of(self, value: str) -> Tier:
         """Return the home of a managed value; a state is placed when first asked for."""

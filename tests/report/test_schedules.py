@@ -26,7 +26,9 @@ def ran(tmp_path: Path) -> tuple[nn.Module, Any]:
 
 def test_there_is_one_for_each_graph(ran: tuple[nn.Module, Any]) -> None:
     reports = zcompile.schedules(ran[1])
-    assert [report.name for report in reports] == ["forward.0", "backward.0"]
+    (forward, number), (backward, same) = (report.name.split(".") for report in reports)
+    assert (forward, backward) == ("forward", "backward")
+    assert number == same
     assert [repr(report) for report in reports] == [
         f"<ScheduleReport {report.name}: {len(report.schedule.steps)} steps>" for report in reports
     ]
@@ -67,7 +69,7 @@ def test_a_diff_shows_one_pass_or_all(ran: tuple[nn.Module, Any]) -> None:
     assert everything.startswith("--- captured\n+++ planned\n")
     assert "\n+fetch %" in everything
     assert report.diff("stream").startswith("--- before stream\n+++ after stream\n")
-    with pytest.raises(ValueError, match=r"forward\.0: no pass 'paint' ran; these did: place, "):
+    with pytest.raises(ValueError, match=r"forward\.\d+: no pass 'paint' ran; these did: place, "):
         report.diff("paint")
 
 
@@ -95,7 +97,7 @@ def test_functions_have_schedules_too(tmp_path: Path) -> None:
     fast(INPUT)
     (report,) = zcompile.schedules(fast)
     assert zcompile.schedules(double) == (report,)
-    assert report.name == "inference.0"
+    assert report.name.startswith("inference.")
 
 
 def test_what_has_not_run_yet_is_told_apart_by_name(tmp_path: Path) -> None:
