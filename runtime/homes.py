@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Lock
 
@@ -19,6 +19,7 @@ from zcompile.runtime.extents import ExtentFile, Lease
 from zcompile.runtime.home import Home, HomeTable, Place
 from zcompile.runtime.ledger import Ledger
 from zcompile.runtime.mapping import FileMapper, HomeMapping, map_host
+from zcompile.runtime.procfs import FilePages
 from zcompile.runtime.transfers import Copies
 from zcompile.runtime.trimmer import WINDOW_BYTES, Trimmer
 
@@ -34,6 +35,10 @@ class Homes:
     ``file`` is where homes on nvme go; without one there are none.  Homes on the device
     tier are ordinary memory and have no record here.  ``max_mappings`` is how many mappings a
     process may have, by default what the kernel says.
+
+    Schedules move bytes past the mappings, so pages that are resident were touched by other
+    code.  ``on_eager`` is called with their bytes, in whole pages, by whichever thread
+    drops them.
     """
 
     def __init__(
@@ -41,11 +46,15 @@ class Homes:
         file: ExtentFile | None,
         ledger: Ledger,
         window_bytes: int = WINDOW_BYTES,
+        on_eager: Callable[[int], None] | None = None,
         *,
         max_mappings: int | None = None,
     ) -> None:
         self._file = file
         self._ledger = ledger
+        self._on_eager = on_eager or ledger.eager
+        self._pages: FilePages | None = None
+        self._measuring = Lock()
         self._mapper = FileMapper()
         self._table = HomeTable()
         self._dead: deque[HomeMapping] = deque()
@@ -145,15 +154,34 @@ class Homes:
                 self._table = self._table.without(dead)
             self._table = self._table.with_homes(homes)
         if any(home.tier is Tier.NVME for home in homes):
+            with self._lock:
+                self._pages = self._pages or FilePages()
             self._trimmer.start()
 
     def trim(self) -> None:
-        """Drop all resident pages of homes on nvme; no byte is lost."""
-        self._mapper.trim()
+        """Drop all resident pages of homes on nvme, and count them; no byte is lost."""
+        dropped = self._measured_trim()
+        if dropped > 0:
+            self._on_eager(dropped)
+
+    def _measured_trim(self) -> int:
+        # Whoever comes while another thread measures trims, too, and leaves the counting to
+        # it.  Nobody waits: a child may have been forked in the middle of a measurement.
+        if not self._measuring.acquire(blocking=False):
+            self._mapper.trim()
+            return 0
+        try:
+            pages = self._pages
+            before = pages.resident_bytes() if pages is not None else 0
+            self._mapper.trim()
+            return before - pages.resident_bytes() if pages is not None else 0
+        finally:
+            self._measuring.release()
 
     def close(self) -> None:
         """End the trimming thread.  Tensors over homes stay valid."""
         self._trimmer.stop()
+        self._pages = None
 
     def _check_process(self, label: str) -> None:
         if os.getpid() != self._pid:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,18 +73,23 @@ def max_mappings() -> int:
 
 
 class FilePages:
-    """A cheap reading of the resident bytes of mapped files, made to be polled."""
+    """A cheap reading of the resident bytes of mapped files, made to be polled.
+
+    Its descriptor is closed with it, or before by ``close``.
+    """
 
     def __init__(self) -> None:
         self._fd = os.open("/proc/self/statm", os.O_RDONLY)
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._closing = weakref.finalize(self, os.close, self._fd)
+        self._closing.atexit = False
 
     def resident_bytes(self) -> int:
         """Return the resident bytes of all mapped files and shared memory."""
         return int(os.pread(self._fd, 128, 0).split()[2]) * self._page_bytes
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._closing()
 
 
 class ProcessPages:

@@ -19,7 +19,7 @@ STDLIB_ONLY = frozenset[str]()
 
 BELOW_SESSION = {
     *("ir", "errors", "options", "passes", "runtime", "planner"),
-    *("registry", "bridge", "graphs", "gradients", "optim"),
+    *("registry", "bridge", "graphs", "gradients", "optim", "leaving"),
 }
 BELOW_BACKEND = {*BELOW_SESSION, "session"}
 
@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "graphs": {"ir", "passes", "bridge", "planner"},
     "gradients": {"ir", "bridge", "runtime"},
     "optim": {"ir", "passes", "runtime"},
+    "leaving": {"errors", "runtime", "bridge"},
     "session": BELOW_SESSION,
     "backend": BELOW_BACKEND,
     "report": {*BELOW_BACKEND, "backend"},

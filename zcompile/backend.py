@@ -43,6 +43,7 @@ class Backend:
         self._make_executor = make_executor
         self._sessions: WeakKeyDictionary[object, dict[Options, Session]] = WeakKeyDictionary()
         self._numbers = count()
+        self._watching = False
 
     def __call__(
         self,
@@ -74,12 +75,20 @@ class Backend:
             return _Refusal(error)
         job = _Job(self, session, inputs, owned=owner is not None)
         try:
-            return job.run(module, example_inputs)
+            compiled = job.run(module, example_inputs)
         except (BudgetError, UnknownSize) as error:
             return _Refusal(error)
+        session.leaving.watch(owner)
+        if (attempt := torch_private.attempt_under_way()) is not None:
+            session.leaving.compiled(attempt.frame)
+        return compiled
 
     def session(self, owner: object | None, options: Options) -> Session:
         """Return the session of ``owner`` under ``options``, a new one at first sight."""
+        if not self._watching:
+            self._watching = True
+            end = torch_private.watch_attempts(partial(_attempted, weakref.ref(self)))
+            weakref.finalize(self, end).atexit = False
         if owner is None:
             return Session(options, self._make_executor)
         of_owner = self._sessions.setdefault(owner, {})
@@ -96,6 +105,10 @@ class Backend:
         del memo
         return self
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Let a compiled model be pickled: its session stays here, and a new one begins there."""
+        return "zinf_backend" if self is zinf_backend else (type(self), (self._make_executor,))
+
     def managing(self, named: Mapping[str, Tensor], options: Options) -> Session | None:
         """Return a session under ``options`` that knows all these parameters by their names."""
         for of_owner in list(self._sessions.values()):
@@ -107,6 +120,15 @@ class Backend:
     def next_number(self) -> int:
         """Return a number that no graph of any model has had."""
         return next(self._numbers)
+
+
+def _attempted(backend: weakref.ref[Backend]) -> None:
+    """Tell the sessions of what Dynamo is compiling that it tries, or does not any more."""
+    own, owner = backend(), torch_private.compiled_object()
+    attempt = torch_private.attempt_under_way()
+    if own is not None and owner is not None and attempt is not None:
+        for session in own.sessions(owner):
+            session.leaving.attempted(attempt, session.home_bytes())
 
 
 def _check_devices(example_inputs: Sequence[Any], options: Options) -> None:

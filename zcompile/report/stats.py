@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from io import StringIO
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
+from torch import nn
 
+from zcompile.bridge.torch_private import original_of
 from zcompile.ir import Tier
 from zcompile.report.owner import session_of
 from zcompile.report.units import CHANNEL_LABELS, mebibytes
 from zcompile.runtime.ledger import Channel, Snapshot
+from zcompile.session import Session
 
 TABLE_WIDTH = 100
+
+MAX_NAMES = 4
+"""How many parameters a remark lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +32,10 @@ class Stats:
     optimizer steps, counted on its own.  A snapshot has ``moved_bytes`` and
     ``exposed_seconds`` by channel and ``peak_bytes`` by tier.  ``planned_peak_bytes`` is the
     most that any plan of the model lets the device hold.  A budget is ``None`` if not given.
+
+    ``outside_bytes`` is what ran outside the compiled graphs has read of homes in files, by
+    cause, in whole pages.  ``unused`` gives the bytes of each parameter that is in no graph:
+    it stays in ordinary memory.  Of a compiled function that is not known.
     """
 
     total: Snapshot
@@ -31,13 +43,27 @@ class Stats:
     planned_peak_bytes: int
     device_budget: int | None
     host_budget: int | None
+    outside_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+    unused: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __str__(self) -> str:
         text = StringIO()
         Console(file=text, width=TABLE_WIDTH, no_color=True).print(self)
         return text.getvalue().rstrip()
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> Group:
+        return Group(self._table(), *(Text(line) for line in self._remarks()))
+
+    def _remarks(self) -> Iterator[str]:
+        for cause, nbytes in self.outside_bytes.items():
+            yield f"{mebibytes(nbytes)} read outside the graphs: {cause}"
+        if self.unused:
+            more = ["..."] if len(self.unused) > MAX_NAMES else []
+            names = ", ".join([*[*self.unused][:MAX_NAMES], *more])
+            size = mebibytes(sum(self.unused.values()))
+            yield f"{size} of parameters in no graph, in ordinary memory: {names}"
+
+    def _table(self) -> Table:
         table = Table(title=f"{len(self.iterations)} iterations", title_justify="left")
         for heading in ("", "in all", "last iteration"):
             table.add_column(heading, justify="right" if heading else "left")
@@ -46,6 +72,9 @@ class Stats:
             cells = [copied(each, channel) for each in columns]
             if any(cells):
                 table.add_row(CHANNEL_LABELS[channel], *cells)
+        eager = [mebibytes(each.eager_bytes) for each in columns]
+        if self.total.eager_bytes:
+            table.add_row("read outside the graphs", *eager)
         for tier in Tier:
             peaks = [mebibytes(each.peak_bytes[tier]) for each in columns]
             table.add_row(f"{tier} peak{self._limit(tier)}", *peaks)
@@ -76,4 +105,17 @@ def stats(model: object) -> Stats:
         session.planned_peak_bytes,
         session.options.device_budget,
         session.options.host_budget,
+        session.leaving.bytes_by_cause(),
+        _unused(original_of(model), session) if callable(model) else {},
     )
+
+
+def _unused(owner: object, session: Session) -> Mapping[str, int]:
+    """Return the bytes of the parameters of ``owner`` that no graph of ``session`` has."""
+    if not isinstance(owner, nn.Module):
+        return {}
+    return {
+        name: each.nbytes
+        for name, each in owner.named_parameters()
+        if session.name_of(each) is None
+    }
