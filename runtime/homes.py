@@ -68,9 +68,9 @@ class Homes:
         """Return where ``tensor``, or the storage it is a view of, rests; ``None`` elsewhere.
 
         Looks at the address alone: its storage stays unseen by Python, and a tensor
-        without elements is nowhere.  Takes no lock.
+        without elements, or without one dense memory, is nowhere.  Takes no lock.
         """
-        if tensor.device.type != "cpu":
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return None
         return self._table.find(tensor.data_ptr())
 
