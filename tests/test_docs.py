@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import re
 from dataclasses import fields
@@ -16,6 +17,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 OPTION_ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -34,6 +36,24 @@ def test_links_to_files_lead_somewhere(path: Path) -> None:
     links = LINK.findall(FENCE.sub("", path.read_text(encoding="utf-8")))
     local = [link for link in links if "://" not in link]
     assert [link for link in local if not (path.parent / link).exists()] == []
+
+
+def functions_of(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8")) if path.exists() else ast.Module([], [])
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=named)
+def test_tests_that_are_named_exist(path: Path) -> None:
+    cited = TEST.findall(path.read_text(encoding="utf-8"))
+    assert [(file, name) for file, name in cited if name not in functions_of(ROOT / file)] == []
+
+
+def test_every_mechanism_has_a_test() -> None:
+    text = (ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 30
+    assert [row for row in rows if not TEST.search(row)] == []
 
 
 def test_the_index_names_every_document() -> None:
