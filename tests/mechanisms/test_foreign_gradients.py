@@ -48,7 +48,7 @@ def test_views_of_a_buffer_of_the_user(swap_dir: Path) -> None:
 
 @pytest.fixture
 def process_group(tmp_path: Path) -> Generator[None]:
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(tmp_path / "s")))
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{tmp_path}/ranks")
     yield
     dist.destroy_process_group()
 
