@@ -11,12 +11,12 @@ from itertools import count
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from zcompile.bridge import inductor, torch_private
 from zcompile.bridge.capture import Captured, capture
-from zcompile.bridge.partition import copy_graph, partition
+from zcompile.bridge.partition import partition
 from zcompile.bridge.roles import GraphInput, graph_inputs, parameter_names, roles_of
 from zcompile.bridge.sizes import UnknownSize
 from zcompile.errors import BudgetError
@@ -190,32 +190,33 @@ class _Job:
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **given: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Split the joint graph and plan both halves, before anything is compiled or run."""
+        """Split the joint graph and plan both halves, before anything is compiled or run.
+
+        Capturing changes a half in place, to one that does the same; it comes back for
+        compilation as AOTAutograd leaves it, and is captured again.
+        """
         halves = partition(joint, joint_inputs, **given)
         self._session.announce(
-            [
-                Graph(self._capture(kind, copy_graph(half.graph), half), None)
-                for kind, half in halves.items()
-            ]
+            [Graph(self._capture(kind, half), None) for kind, half in halves.items()]
         )
         return halves["forward"], halves["backward"]
 
     def compile(self, kind: str, module: fx.GraphModule, _: Sequence[Any]) -> Runner:
         """Compile one of AOTAutograd's graphs."""
-        captured = self._capture(kind, module.graph, module)
-        session = self._session
+        captured, session = self._capture(kind, module), self._session
         compiled = None
         if not captured.inline:
             compiled = session.segments.compile(captured.segments, module)
         graph = Graph(captured, compiled)
+        captured.forget_tracing()
         session.announce([graph])
         backward = kind == "backward"
         return Runner(self._backend, session, graph, backward=backward, owned=self._owned)
 
-    def _capture(self, kind: str, graph: fx.Graph, attributes: nn.Module) -> Captured:
-        roles = roles_of(graph, self._inputs)
+    def _capture(self, kind: str, module: fx.GraphModule) -> Captured:
+        roles = roles_of(module.graph, self._inputs)
         inline = self._options.compute == "eager"
-        return capture(f"{kind}.{self._number}", graph, attributes, roles, inline=inline)
+        return capture(f"{kind}.{self._number}", module.graph, module, roles, inline=inline)
 
 
 class Runner:

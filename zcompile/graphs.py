@@ -42,7 +42,6 @@ class Graph:
             for parameter in captured.roles.gradients.values()
         }
         self._symbols = SymbolReader(captured.graph)
-        _forget_tracing(captured.graph)
 
     @property
     def name(self) -> str:
@@ -73,15 +72,6 @@ class Graph:
     def managed(self, args: Sequence[Any]) -> dict[str, Tensor]:
         """Return the parameters among ``args`` by the name of their value."""
         return {name: args[at] for name, at in self.parameters.items()}
-
-
-def _forget_tracing(graph: fx.Graph) -> None:
-    """Drop what tracing wrote to the nodes: fake tensors and stack traces weigh megabytes.
-
-    Names, sizes and aliases have been read off them; nothing looks at them again.
-    """
-    for node in graph.nodes:
-        node.meta.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from tests.fx.graphs import Spy
 from zcompile.bridge.capture import Captured
 from zcompile.bridge.emit import emit
-from zcompile.bridge.inductor import CompiledSegment, Constants, SegmentCompiler
-from zcompile.bridge.segments import WHOLE
+from zcompile.bridge.inductor import CompiledSegment, Constants, SegmentCompiler, structure
+from zcompile.bridge.segments import WHOLE, extract
 from zcompile.bridge.sizes import hint
 
 WORDS, WIDTH, LENGTH = 4096, 576, 256
@@ -94,3 +94,18 @@ def test_constants_are_told_apart_by_what_they_hold() -> None:
     names = [known.names(root)(each) for each in ("one", "same", "other", "whole")]
     assert names[0] == names[1]
     assert len(set(names)) == 3
+
+
+def test_equal_segments_have_the_same_code() -> None:
+    torch.compiler.reset()
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)))
+    spy = Spy(decompose=True)
+    call: Any = torch.compile(model, backend=spy)  # pyright: ignore[reportArgumentType]
+    call(torch.randn(2, 8)).sum().backward()
+    for captured in spy.captured.values():
+        codes: dict[str, set[str]] = {}
+        for each in captured.segments:
+            code = extract(each, captured.attributes).code
+            codes.setdefault(structure(each, str), set()).add(code)
+        assert len(codes) < len(captured.segments)
+        assert all(len(each) == 1 for each in codes.values())

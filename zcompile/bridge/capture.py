@@ -85,6 +85,15 @@ class Captured:
             steps.append(Compute(segment.name, reads, tuple(writes), transient))
         return Schedule(self.name, tuple(values.values()), tuple(steps), self._outputs())
 
+    def forget_tracing(self) -> None:
+        """Drop what tracing wrote to the nodes: fake tensors and stack traces weigh megabytes.
+
+        Names, sizes and aliases have been read off them; nothing looks at them again once
+        the segments are compiled.
+        """
+        for node in self.graph.nodes:
+            node.meta.clear()
+
     @property
     def output_nodes(self) -> tuple[object, ...]:
         (output,) = (node for node in self.graph.nodes if node.op == "output")

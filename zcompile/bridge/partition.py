@@ -17,12 +17,3 @@ def partition(joint: fx.GraphModule, inputs: Any, **given: Any) -> dict[str, fx.
     """
     forward, backward = torch_private.min_cut_rematerialization_partition(joint, inputs, **given)
     return {"forward": forward, "backward": backward}
-
-
-def copy_graph(graph: fx.Graph) -> fx.Graph:
-    """Return a copy with nodes of its own and what was traced of each."""
-    copied = fx.Graph()
-    result = copied.output(copied.graph_copy(graph, {}))
-    (output,) = graph.find_nodes(op="output")
-    result.meta = dict(output.meta)
-    return copied

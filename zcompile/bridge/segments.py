@@ -128,13 +128,20 @@ def _segment(
 
 
 def extract(segment: Segment, attributes: nn.Module) -> fx.GraphModule:
-    """Return ``segment`` as a module of its own, from its inputs to the tuple of its outputs."""
+    """Return ``segment`` as a module of its own, from its inputs to the tuple of its outputs.
+
+    Its nodes are named by their place in it, so that equal segments of other graphs, other
+    processes included, have the same code: Inductor's caches on disk go by that.
+    """
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
-    for node in segment.inputs:
-        env[node] = graph.placeholder(node.name)
+    for at, node in enumerate(segment.inputs):
+        env[node] = graph.placeholder(f"arg{at}")
         env[node].meta = dict(node.meta)
-    for node in segment.nodes:
-        env[node] = graph.node_copy(node, env.__getitem__)
+    for at, node in enumerate(segment.nodes):
+        args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+        made = graph.create_node(node.op, node.target, args, kwargs, name=f"op{at}")
+        made.meta = dict(node.meta)
+        env[node] = made
     graph.output(tuple(env[node] for node in segment.outputs))
     return fx.GraphModule(attributes, graph)
