@@ -6,6 +6,7 @@ once, as ATen rounds the scalars that it is given.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from zcompile.runtime.native_optim import Flag, Formula, Kind
@@ -42,10 +43,11 @@ class Adam:
         bias_correction: float = 1 - self.betas[0] ** step
         return self.lr / bias_correction
 
-    def denom_divisor(self, step: float) -> float:
+    def denom_divisor(self, step: float, *, fused: bool = False) -> float:
+        """Return what roots are divided by; torch's fused kernels take its root otherwise."""
         bias_correction: float = 1 - self.betas[1] ** step
         root: float = bias_correction**0.5
-        return root
+        return math.sqrt(bias_correction) if fused else root
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,9 @@ CALL_NUMEL = 1 << 16
 few enough for each kernel to find in the cache what the one before it left, and for the
 allocator to keep the memory between calls (``docs/decisions/0003-allocator.md``)."""
 
+BARE_CALL_NUMEL = 1 << 24
+"""The same for kernels without temporaries: many small parameters share a call."""
+
 SERIAL_NUMEL = GRAIN - 2048
 """The same where no thread may share: whole pages of any type, below the grain."""
 
@@ -92,7 +95,9 @@ class Member:
         """The most elements of it that go into one call of the kernels."""
         if self.can_be_cut and self.tails_differ and self.threads > 1:
             return SERIAL_NUMEL
-        return CALL_NUMEL if self.can_be_cut and self.temporaries else self.numel
+        if self.temporaries:
+            return CALL_NUMEL if self.can_be_cut else self.numel
+        return max(self.numel, BARE_CALL_NUMEL)
 
     def cost_bytes(self, numel: int) -> int:
         """Return the device bytes that the update of ``numel`` elements needs."""

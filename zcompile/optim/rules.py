@@ -1,7 +1,8 @@
 """The stock optimizers whose update we carry out, and how torch's own kernels are called.
 
 Every update is torch's functional one, on pieces of the tensors and with the flags found in
-the parameter group at that moment, so the arithmetic is torch's and so are the bits.
+the parameter group at that moment, so the arithmetic is torch's and so are the bits.  ``options``
+says the same to the native kernels, which stand in where they give those bits: see ``native``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
+
+from zcompile.runtime.optim_formulas import Adam as AdamOptions
+from zcompile.runtime.optim_formulas import Sgd as SgdOptions
+
+Options = AdamOptions | SgdOptions
+"""An update as the native kernels take it."""
 
 Group = Mapping[str, Any]
 """One entry of an optimizer's ``param_groups``."""
@@ -50,7 +57,8 @@ class Operands:
 
     ``first`` says that the states have not been updated before; they are zeros.  An update
     may put other tensors in their place.  ``step`` is the scalar count of updates, which
-    the update raises.
+    the update raises.  They begin at element ``start`` of a parameter of ``whole_numel``;
+    ``None``: they are all of it.
     """
 
     param: Tensor
@@ -58,6 +66,8 @@ class Operands:
     states: dict[str, Tensor]
     first: bool
     step: Tensor | None = None
+    start: int = 0
+    whole_numel: int | None = None
 
 
 class Rule(Protocol):
@@ -94,6 +104,10 @@ class Rule(Protocol):
 
     def run(self, group: Group, scaling: Scaling, operands: Sequence[Operands]) -> None:
         """Update ``operands`` in place; gradients are changed only if ``writes_grad``."""
+        ...
+
+    def options(self, group: Group, *, first: bool) -> Options | None:
+        """Return the same update for native kernels, ``None`` if they cannot make it."""
         ...
 
 
@@ -161,6 +175,23 @@ class AdamRule:
             maximize=group["maximize"],
         )
 
+    def options(self, group: Group, *, first: bool) -> AdamOptions | None:
+        del first
+        lr, (beta1, beta2) = group["lr"], group["betas"]
+        numbers = lr, beta1, beta2, group["eps"], group["weight_decay"]
+        # Fused kernels take a tensor's number; the other loops compute with the tensor.
+        if not self.fused(group) and not all(map(_is_number, numbers)):
+            return None
+        return AdamOptions(
+            float(lr),
+            (float(beta1), float(beta2)),
+            float(group["eps"]),
+            float(group["weight_decay"]),
+            bool(group["decoupled_weight_decay"]),
+            bool(group["amsgrad"]),
+            bool(group["maximize"]),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SgdRule:
@@ -219,6 +250,25 @@ class SgdRule:
         for each, buffer in zip(operands, buffers, strict=True):
             if buffer is not None:
                 each.states["momentum_buffer"] = buffer
+
+    def options(self, group: Group, *, first: bool) -> SgdOptions | None:
+        lr, momentum = group["lr"], group["momentum"]
+        numbers = lr, momentum, group["dampening"], group["weight_decay"]
+        if not self.fused(group) and not all(map(_is_number, numbers)):
+            return None
+        return SgdOptions(
+            float(lr),
+            float(momentum),
+            float(group["dampening"]),
+            float(group["weight_decay"]),
+            bool(group["nesterov"]),
+            bool(group["maximize"]),
+            first,
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 RULES: Mapping[type[Optimizer], Rule] = MappingProxyType(

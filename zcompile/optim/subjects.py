@@ -12,6 +12,7 @@ from zcompile.ir import Role, Target, Tier
 from zcompile.optim.chunks import Member, Part
 from zcompile.optim.claims import Claim
 from zcompile.optim.host import Host
+from zcompile.optim.native import Arithmetic, NativeKernels
 from zcompile.optim.program import room_bytes
 from zcompile.optim.rules import Rule, Scaling
 from zcompile.runtime.homes import Homes
@@ -25,7 +26,8 @@ class Subject:
     """One parameter in an update: its parts as planned and their tensors, both by kind.
 
     ``number`` is its place in the optimizer.  A part that is to be made has a tensor from
-    ``make_states`` on.  ``count`` is what the count of updates becomes.
+    ``make_states`` on.  ``arithmetic`` is how native kernels update it, ``None`` where torch's
+    do.  ``count`` is what the count of updates becomes.
     """
 
     number: int
@@ -33,6 +35,7 @@ class Subject:
     member: Member
     parts: dict[str, Part]
     tensors: dict[str, Tensor]
+    arithmetic: Arithmetic | None = None
     count: Tensor | None = None
 
     @property
@@ -77,21 +80,37 @@ class Subject:
 
 
 def subjects_of(
-    claims: Sequence[Claim], rule: Rule, scaling: Scaling, host: Host
+    claims: Sequence[Claim],
+    rule: Rule,
+    scaling: Scaling,
+    host: Host,
+    kernels: NativeKernels | None = None,
 ) -> tuple[Subject, ...]:
-    """Return ``claims`` in the order in which they are updated, grouped for bucketing."""
+    """Return ``claims`` in the order in which they are updated, grouped for bucketing.
+
+    ``kernels`` are the native ones if there are any.
+    """
     parts_of = [_parts(claim, rule, scaling, host) for claim in claims]
-    keys = [_key(claim, parts) for claim, parts in zip(claims, parts_of, strict=True)]
+    ways = [
+        _arithmetic(claim, parts, rule, scaling, kernels)
+        for claim, parts in zip(claims, parts_of, strict=True)
+    ]
+    keys = [
+        _key(claim, parts, way) for claim, parts, way in zip(claims, parts_of, ways, strict=True)
+    ]
     groups = {key: group for group, key in enumerate(sorted(set(keys)))}
     subjects = [
         Subject(
             number,
             claim,
-            _member(claim, parts, groups[key], rule),
+            _member(claim, parts, groups[key], rule, way),
             parts,
             {PARAM: claim.param, GRAD: claim.grad, **claim.states},
+            way,
         )
-        for number, (claim, parts, key) in enumerate(zip(claims, parts_of, keys, strict=True))
+        for number, (claim, parts, way, key) in enumerate(
+            zip(claims, parts_of, ways, keys, strict=True)
+        )
     ]
     return tuple(sorted(subjects, key=lambda subject: subject.member.group))
 
@@ -124,20 +143,37 @@ def _home_of(tensor: Tensor, host: Host) -> Tier:
     return place.home.tier if place is not None else Tier.DEVICE
 
 
-def _key(claim: Claim, parts: dict[str, Part]) -> tuple[int, int, bool]:
+def _arithmetic(
+    claim: Claim,
+    parts: dict[str, Part],
+    rule: Rule,
+    scaling: Scaling,
+    kernels: NativeKernels | None,
+) -> Arithmetic | None:
+    if kernels is None:
+        return None
+    first = any(part.made for part in parts.values())
+    return kernels.arithmetic(rule, claim.group, scaling, claim.param.dtype, first=first)
+
+
+def _key(
+    claim: Claim, parts: dict[str, Part], way: Arithmetic | None
+) -> tuple[int, int, bool, bool]:
     """Return by what to sort: parameters that differ in it are never in one bucket.
 
     First comes what is on nvme alone, then mixtures, then what stays put: see ``update``.
-    Within that, parameters of one group and age of states share their calls of a kernel.
+    Within that, parameters of one group, age of states and kind of kernels share their calls.
     """
     first = any(part.made for part in parts.values())
     if not any(part.away for part in parts.values()):
-        return 2, claim.group_index, first
+        return 2, claim.group_index, first, way is None
     nvme_alone = all(part.home is Tier.NVME for part in parts.values() if part.written)
-    return 0 if nvme_alone else 1, claim.group_index, first
+    return 0 if nvme_alone else 1, claim.group_index, first, way is None
 
 
-def _member(claim: Claim, parts: dict[str, Part], group: int, rule: Rule) -> Member:
+def _member(
+    claim: Claim, parts: dict[str, Part], group: int, rule: Rule, way: Arithmetic | None
+) -> Member:
     param = claim.param
     first = any(part.made for part in parts.values())
     return Member(
@@ -145,7 +181,7 @@ def _member(claim: Claim, parts: dict[str, Part], group: int, rule: Rule) -> Mem
         group=group,
         numel=param.numel(),
         itemsize=param.itemsize,
-        temporaries=rule.temporaries(claim.group, first=first),
-        tails_differ=rule.tails_differ(claim.group, param.dtype),
+        temporaries=rule.temporaries(claim.group, first=first) if way is None else 0,
+        tails_differ=way is None and rule.tails_differ(claim.group, param.dtype),
         threads=torch.get_num_threads(),
     )

@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from zcompile.optim.claims import claims_of
 from zcompile.optim.host import Host
+from zcompile.optim.native import NativeKernels
 from zcompile.optim.program import Memo
 from zcompile.optim.rules import Rule, Scaling, rule_of
 from zcompile.optim.states import (
@@ -65,6 +66,7 @@ class Takeover:
 
     def __init__(self, host: Host) -> None:
         self._host = weakref.ref(host)
+        self._kernels = NativeKernels.load()
         self._sightings: weakref.WeakKeyDictionary[Optimizer, _Sighting] = (
             weakref.WeakKeyDictionary()
         )
@@ -116,7 +118,8 @@ class Takeover:
         args, kwargs = _with_closure_run(args, kwargs)
         # Another session's hook may have put a stand-in there already.
         optimizer_left, *others = args
-        done = _update(optimizer_left, rule, host, self._sighting(optimizer).memo)
+        memo = self._sighting(optimizer).memo
+        done = _update(optimizer_left, rule, host, memo, self._kernels)
         return (_without(optimizer_left, done), *others), kwargs
 
     def _after_step(self, optimizer: Optimizer, _args: Args, _kwargs: Kwargs) -> None:
@@ -158,10 +161,12 @@ class Takeover:
         )
 
 
-def _update(optimizer: Optimizer, rule: Rule, host: Host, memo: Memo) -> set[int]:
+def _update(
+    optimizer: Optimizer, rule: Rule, host: Host, memo: Memo, kernels: NativeKernels | None
+) -> set[int]:
     """Update what we claim of ``optimizer``; return the ids of those parameters."""
     scaling = Scaling.of(optimizer)
-    subjects = subjects_of(claims_of(optimizer, rule, host), rule, scaling, host)
+    subjects = subjects_of(claims_of(optimizer, rule, host), rule, scaling, host, kernels)
     target = host.target()  # only now: states that are new have been placed meanwhile
     subjects = fitting(subjects, target)
     if scaling.skips:
@@ -170,7 +175,7 @@ def _update(optimizer: Optimizer, rule: Rule, host: Host, memo: Memo) -> set[int
     elif subjects:
         members = tuple(subject.member for subject in subjects)
         program = memo.program_for(members, host.plan, target)
-        Update(subjects, program, rule, scaling, host.machine).run()
+        Update(subjects, program, rule, scaling, host.machine, kernels).run()
     for subject in sorted(subjects, key=lambda subject: subject.number):
         subject.hand_over(optimizer.state)
     return {id(subject.claim.param) for subject in subjects}

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from zcompile.ir import Tier
 from zcompile.optim.chunks import Bucket, Part, Piece, Span
+from zcompile.optim.native import NativeKernels
 from zcompile.optim.program import Program, bucket_name, piece_name, zeros_name
 from zcompile.optim.rules import Operands, Rule, Scaling
 from zcompile.optim.subjects import GRAD, PARAM, Subject
@@ -41,12 +42,14 @@ class Update:
         rule: Rule,
         scaling: Scaling,
         machine: Machine,
+        kernels: NativeKernels | None = None,
     ) -> None:
         self._subjects = subjects
         self._program = program
         self._rule = rule
         self._scaling = scaling
         self._machine = machine
+        self._kernels = kernels
         self._changed: dict[str, None] = {}
 
     @torch.no_grad()
@@ -148,7 +151,7 @@ class Update:
     def _call(
         self, call: Sequence[Span], bucket: Bucket, pieces: Sequence[dict[str, Tensor]]
     ) -> None:
-        """Call torch's kernels once, on parts of ``pieces``."""
+        """Call torch's kernels, or native ones in their place, once, on parts of ``pieces``."""
         subjects = [self._subjects[bucket.pieces[span.piece].member] for span in call]
         operands: list[Operands] = []
         for span, subject in zip(call, subjects, strict=True):
@@ -157,8 +160,18 @@ class Update:
             }
             # Every call raises a count of its own: the real one moves once, at the end.
             count = subject.claim.count(self._rule)
-            operands.append(Operands(near.pop(PARAM), near.pop(GRAD), near, subject.first, count))
-        self._rule.run(subjects[0].claim.group, self._scaling, operands)
+            start = bucket.pieces[span.piece].start + span.start
+            whole_numel = subject.member.numel
+            operands.append(
+                Operands(
+                    near.pop(PARAM), near.pop(GRAD), near, subject.first, count, start, whole_numel
+                )
+            )
+        group, arithmetic = subjects[0].claim.group, subjects[0].arithmetic
+        if arithmetic is None or self._kernels is None:
+            self._rule.run(group, self._scaling, operands)
+        else:
+            self._kernels.run(arithmetic, self._rule, group, self._scaling, operands)
         for span, subject, result in zip(call, subjects, operands, strict=True):
             subject.count = result.step
             for kind, state in result.states.items():
