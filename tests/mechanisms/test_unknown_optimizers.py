@@ -156,6 +156,31 @@ def test_states_made_before_the_first_call_come_home_with_it(swap_dir: Path) -> 
     check_in_file(session, large_states(optimizer))
 
 
+class Overlapping(nn.Module):
+    """Two parameters over one storage, which AdamW is not taken over for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = torch.randn(2 * WIDTH, WIDTH) * 0.1
+        self.first, self.second = (
+            nn.Parameter(block[:WIDTH]),
+            nn.Parameter(block[WIDTH // 2 :][:WIDTH]),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.first) @ self.second
+
+
+def test_states_of_parameters_that_overlap_are_told_of(swap_dir: Path) -> None:
+    backend, model = Backend(), made(Overlapping)
+    call, optimizer = in_file(model, swap_dir, backend), optim.AdamW(model.parameters())
+    loss_of(call, 0).backward()
+    with pytest.warns(UserWarning, match=f"AdamW {TOLD}"):
+        optimizer.step()
+    (session,) = backend.sessions(model)
+    check_in_file(session, large_states(optimizer))
+
+
 def test_without_a_file_what_stays_is_told(swap_dir: Path) -> None:
     del swap_dir
     backend, model = Backend(), made(two)
