@@ -78,6 +78,35 @@ def test_buckets_of_ddp(as_view: bool, swap_dir: Path) -> None:
         check_in_file(session, gradients(model))
 
 
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, WIDTH, sparse=True)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, words: Tensor) -> Tensor:
+        result: Tensor = self.layer(torch.tanh(self.embed(words)))
+        return result
+
+
+def test_sparse_gradients_pass_through(swap_dir: Path) -> None:
+    def train(model: nn.Module, call: Any) -> list[Tensor]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen: list[Tensor] = []
+        for first in range(3):
+            call(torch.tensor([first, 7, 7])).square().sum().backward()
+            gradient = model.get_parameter("embed.weight").grad
+            assert gradient is not None
+            assert gradient.layout is torch.sparse_coo
+            optimizer.step()
+            optimizer.zero_grad()
+            seen += copies(model)
+        return seen
+
+    session, model = check_training(lambda: made(Sparse), train, swap_dir)
+    check_in_file(session, model.parameters())
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch looks
 def test_compiled_autograd(swap_dir: Path) -> None:
     def train(model: nn.Module, call: Any) -> list[Tensor]:
