@@ -39,6 +39,16 @@ def test_a_parameter_that_comes_back_takes_the_name_again() -> None:
         assert registry.parameter("weight") is each
 
 
+def test_a_parameter_of_two_names_gives_one_back() -> None:
+    registry, tied, untied = Registry(), nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    registry.add("embed", tied)
+    registry.add("head", tied)
+    assert registry.name_of(tied) == "head"
+    registry.add("embed", tied)
+    registry.add("head", untied)
+    assert (registry.name_of(tied), registry.name_of(untied)) == ("embed", "head")
+
+
 def test_nothing_is_kept_alive() -> None:
     registry, weight = Registry(), nn.Parameter(torch.ones(2))
     registry.add("weight", weight)

@@ -16,9 +16,13 @@ class Registry:
         self._parameters: dict[str, weakref.ref[Tensor]] = {}
 
     def add(self, name: str, parameter: Tensor) -> None:
-        """Call ``parameter`` by ``name``; a later parameter of that name takes its place."""
+        """Call ``parameter`` by ``name``; a later parameter of that name takes its place.
+
+        One that is called by several names, such as a weight that was tied and is not any
+        more, has the last of them.
+        """
         known = self._parameters.get(name)
-        if known is None or known() is not parameter:
+        if known is None or known() is not parameter or self.name_of(parameter) != name:
             reference = weakref.ref(parameter)
             self._names[id(parameter)] = (reference, name)
             self._parameters[name] = reference
