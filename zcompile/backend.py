@@ -6,6 +6,7 @@ import copy
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from typing import Any, NoReturn
@@ -174,17 +175,16 @@ class _Job:
 
     def run(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         """Return the compiled form of Dynamo's ``module``."""
-        decompositions = None
-        if self._options.compute == "inductor":
-            decompositions = inductor.decompositions()
+        eager = self._options.compute == "eager"
         lower = torch_private.aot_autograd(
             fw_compiler=partial(self.compile, "forward"),
             bw_compiler=partial(self.compile, "backward"),
             inference_compiler=partial(self.compile, "inference"),
             partition_fn=self.partition,
-            decompositions=decompositions,
+            decompositions=None if eager else inductor.decompositions(),
         )
-        with torch_private.lazy_modules():
+        outside = torch_private.backward_outside_autocast() if eager else nullcontext()
+        with torch_private.lazy_modules(), outside:
             return lower(module, example_inputs)
 
     def partition(

@@ -142,3 +142,17 @@ def test_torch_counts_the_flops_of_a_product() -> None:
     assert formula is not None
     assert formula(torch.empty(2, 3), torch.empty(3, 5), out_val=torch.empty(2, 5)) == 2 * 2 * 3 * 5
     assert torch_private.flop_formula(torch.ops.aten.relu.default) is None
+
+
+def test_backward_can_be_traced_outside_autocast() -> None:
+    """The gradient of a bias is summed in the type of its addends, not cast up first."""
+    torch.compiler.reset()
+    seen = Seen()
+    compiled = torch.compile(nn.Linear(4, 4), backend=seen)
+    with torch_private.backward_outside_autocast(), torch.autocast("cpu", torch.bfloat16):
+        loss = compiled(torch.ones(2, 4)).sum()
+    loss.backward()
+    sums = seen.graphs["backward"].graph.find_nodes(
+        op="call_function", target=torch.ops.aten.sum.dim_IntList
+    )
+    assert [each.meta["val"].dtype for each in sums] == [torch.bfloat16]

@@ -14,6 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 from torch import fx, nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import convert_frame, eval_frame
@@ -36,6 +37,7 @@ __all__ = [
     "Attempt",
     "aot_autograd",
     "attempt_under_way",
+    "backward_outside_autocast",
     "compile_inner",
     "compiled_object",
     "content",
@@ -55,6 +57,17 @@ __all__ = [
     "storage_key",
     "watch_attempts",
 ]
+
+
+@contextlib.contextmanager
+def backward_outside_autocast() -> Generator[None, None, None]:
+    """Let AOTAutograd trace a backward as it would run if nothing was compiled.
+
+    It assumes that ``backward()`` is called in the autocast region of its forward, which cuts
+    other numbers down than a call after the region, where PyTorch wants it to be.
+    """
+    with functorch_config.patch(backward_pass_autocast="off"):
+        yield
 
 
 def storage_key(tensor: torch.Tensor) -> int:
