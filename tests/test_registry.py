@@ -44,6 +44,8 @@ def test_a_parameter_of_two_names_gives_one_back() -> None:
     registry.add("embed", tied)
     registry.add("head", tied)
     assert registry.name_of(tied) == "head"
+    assert all(registry.has_called(tied, name) for name in ("embed", "head"))
+    assert not registry.has_called(untied, "head")
     registry.add("embed", tied)
     registry.add("head", untied)
     assert (registry.name_of(tied), registry.name_of(untied)) == ("embed", "head")

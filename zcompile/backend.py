@@ -91,10 +91,10 @@ class Backend:
             end = torch_private.watch_attempts(partial(_attempted, weakref.ref(self)))
             weakref.finalize(self, end).atexit = False
         if owner is None:
-            return Session(options, self._make_executor)
+            return Session(options, self._make_executor, self._all_sessions)
         of_owner = self._sessions.setdefault(owner, {})
         if options not in of_owner:
-            of_owner[options] = Session(options, self._make_executor)
+            of_owner[options] = Session(options, self._make_executor, self._all_sessions)
         return of_owner[options]
 
     def sessions(self, owner: object) -> tuple[Session, ...]:
@@ -112,11 +112,13 @@ class Backend:
 
     def managing(self, named: Mapping[str, Tensor], options: Options) -> Session | None:
         """Return a session under ``options`` that knows all these parameters by their names."""
-        for of_owner in list(self._sessions.values()):
-            session = of_owner.get(options)
-            if session is not None and session.knows(named):
-                return session
-        return None
+        every = (each for each in self._all_sessions() if each.options == options)
+        return next((each for each in every if each.knows(named)), None)
+
+    def _all_sessions(self) -> tuple[Session, ...]:
+        return tuple(
+            session for of_owner in list(self._sessions.values()) for session in of_owner.values()
+        )
 
     def next_number(self) -> int:
         """Return a number that no graph of any model has had."""

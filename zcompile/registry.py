@@ -32,6 +32,10 @@ class Registry:
         reference, name = self._names.get(id(parameter), (None, None))
         return name if reference is not None and reference() is parameter else None
 
+    def has_called(self, parameter: Tensor, name: str) -> bool:
+        """Whether ``name`` is what ``parameter`` is called, or one of its names if it is tied."""
+        return self.name_of(parameter) == name or self.parameter(name) is parameter
+
     def parameter(self, name: str) -> Tensor | None:
         """Return the parameter called ``name`` if it is still alive."""
         reference = self._parameters.get(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import RLock
@@ -52,11 +52,20 @@ class Session:
 
     Everything about the model hangs here: the planner, the homes of its parameters, the
     arena, the account of bytes.  Nothing here keeps the model or its parameters alive.
+
+    A parameter of several compiled models is at home with the one that ran last:
+    ``all_sessions`` gives those that may have it.
     """
 
-    def __init__(self, options: Options, make_executor: MakeExecutor = CpuExecutor) -> None:
+    def __init__(
+        self,
+        options: Options,
+        make_executor: MakeExecutor = CpuExecutor,
+        all_sessions: Callable[[], Iterable[Session]] = tuple,
+    ) -> None:
         self.options = options
         self._make_executor = make_executor
+        self._all_sessions = all_sessions
         self.planner = Planner(options)
         self.registry = Registry()
         self._gradients = GradientWatch(self)
@@ -150,13 +159,13 @@ class Session:
     def end_iteration(self, optimizer: Optimizer) -> None:
         """Take stock after a step of an optimizer that holds parameters of this model."""
         groups: list[dict[str, Any]] = optimizer.param_groups
-        if any(self.name_of(each) is not None for group in groups for each in group["params"]):
+        params: list[Tensor] = [each for group in groups for each in group["params"]]
+        if any(self.registry.name_of(each) is not None for each in params):
             if not self._iterations:
                 for doubt in self.planner.doubts_about_pins():
                     warnings.warn(doubt, stacklevel=2)
             if self._machine is not None:
                 self._machine.homes.trim()
-                params = [each for group in groups for each in group["params"]]
                 self.leaving.stepped(
                     optimizer, self.home_bytes(each for each in params if each.grad is not None)
                 )
@@ -193,12 +202,25 @@ class Session:
         )
 
     def name_of(self, parameter: Tensor) -> str | None:
-        """Return what ``parameter`` is called in the schedules, if it has been in one."""
-        return self.registry.name_of(parameter)
+        """Return what ``parameter`` is called in the schedules; ``None`` if it is another's.
+
+        It is if it never was in a schedule, or has gone home with another model since.
+        """
+        name = self.registry.name_of(parameter)
+        return None if name is None or self.elsewhere(parameter) else name
+
+    def elsewhere(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` rests in a home of another session."""
+        return not self._houses(tensor) and any(
+            each._houses(tensor) for each in self._all_sessions() if each is not self
+        )
+
+    def _houses(self, tensor: Tensor) -> bool:
+        return self._machine is not None and self._machine.homes.find(tensor) is not None
 
     def knows(self, named: Mapping[str, Tensor]) -> bool:
         """Whether every one of these parameters has been in a schedule by its name."""
-        return all(self.registry.name_of(each) == name for name, each in named.items())
+        return all(self.registry.has_called(each, name) for name, each in named.items())
 
     def tier_of(self, value: str) -> Tier:
         """Return the home of a managed value; a state is placed when first asked for."""

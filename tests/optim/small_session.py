@@ -71,6 +71,10 @@ class SmallSession:
     def name_of(self, parameter: Tensor) -> str | None:
         return self._names.get(id(parameter))
 
+    def elsewhere(self, tensor: Tensor) -> bool:
+        del tensor
+        return False
+
     def tier_of(self, value: str) -> Tier:
         return self.placement(value)
 

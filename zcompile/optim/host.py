@@ -19,7 +19,11 @@ class Host(Protocol):
         ...
 
     def name_of(self, parameter: Tensor) -> str | None:
-        """Return what ``parameter`` is called; ``None`` if the session does not manage it."""
+        """Return what ``parameter`` is called; ``None`` if the session does not manage it now."""
+        ...
+
+    def elsewhere(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` rests in a home of another session."""
         ...
 
     def tier_of(self, value: str) -> Tier:

@@ -66,6 +66,7 @@ def bring_home(optimizer: Optimizer, host: Host) -> Brought:
 
     The tensor objects stay, so whoever else holds one sees it at home too, and what shares
     memory with a state still does.  States that lie on their tier already are not touched.
+    What was at home in another session moves too, and is not among the bytes.
     """
     strays: dict[Tier, list[StateTensor]] = {}
     staying_bytes = 0
@@ -79,12 +80,15 @@ def bring_home(optimizer: Optimizer, host: Host) -> Brought:
             staying_bytes += state.tensor.nbytes
     moved_bytes = 0
     for tier, states in strays.items():
+        homeless = [each for each in states if not host.elsewhere(each.tensor)]
         sharers = _sharers(states, host)
         labelled = [(state.name, state.tensor) for state in states] + sharers
         host.machine.homes.adopt(labelled, tier, host.machine.transfers)
-        stuck = sum(each.tensor.nbytes for each in states if _tier(each.tensor, host) is not tier)
-        moved_bytes += sum(state.tensor.nbytes for state in states) - stuck
-        staying_bytes += stuck
+        for each in homeless:
+            if _tier(each.tensor, host) is tier:
+                moved_bytes += each.tensor.nbytes
+            else:
+                staying_bytes += each.tensor.nbytes
     return Brought(moved_bytes, staying_bytes)
 
 

@@ -156,7 +156,7 @@ class Takeover:
         warnings.warn(
             f"{told}.  What is updated within the budget: dense parameters with a storage and "
             "gradients of their own, by torch.optim.Adam, AdamW or SGD without capturable or "
-            "differentiable",
+            "differentiable, in steps that begin after the model has been called",
             stacklevel=CALLER,
         )
 
