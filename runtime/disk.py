@@ -6,7 +6,6 @@ import ctypes
 import errno
 from collections.abc import Generator
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import partial
 from typing import Self
 
@@ -18,13 +17,6 @@ from zcompile.runtime.errors import StorageError
 from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.ledger import Channel, Ledger
 from zcompile.runtime.syscalls import Syscalls
-
-
-class FileIO(StrEnum):
-    """How the file of homes is read and written."""
-
-    AUTO = "auto"
-    BUFFERED = "buffered"
 
 
 class Bounce:
@@ -60,8 +52,10 @@ class Disk:
     system that refuses it only at the first call makes it buffered from there on.
     """
 
-    def __init__(self, file: ExtentFile, io: FileIO, ledger: Ledger, calls: Syscalls) -> None:
-        self.buffered_because = "it was asked for" if io is FileIO.BUFFERED else file.direct_refusal
+    def __init__(
+        self, file: ExtentFile, ledger: Ledger, calls: Syscalls, *, buffered: bool
+    ) -> None:
+        self.buffered_because = "it was asked for" if buffered else file.direct_refusal
         self._file = file
         self._ledger = ledger
         self._calls = calls

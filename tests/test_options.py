@@ -33,6 +33,7 @@ def test_the_list_of_options_is_a_decision() -> None:
         "pipeline",
         "skip",
         "place",
+        "io",
     ]
 
 
@@ -124,7 +125,7 @@ def test_an_unknown_option_suggests_a_known_one(option: str, meant: str) -> None
 
 
 def test_an_unknown_option_far_from_any_lists_them() -> None:
-    assert refusal({"zzz": 1}).endswith("compute, pipeline, skip, place")
+    assert refusal({"zzz": 1}).endswith("compute, pipeline, skip, place, io")
     assert refusal({1: 2}).startswith("1=2: unknown option; ")
 
 
@@ -167,6 +168,10 @@ def test_the_environment_gives_what_the_options_leave_open() -> None:
     assert Options.from_env(env, {"skip": "keep"}).skip == ("keep",)
     assert Options.from_env({}) == Options()
     assert Options.from_env({"ZINF_SKIP": ""}) == Options()
+    assert Options.from_env({"ZINF_IO": "threads"}) == Options(io="threads")
+    assert Options.from_env({"ZINF_IO": "threads"}, {"io": "python"}).io == "python"
+    with pytest.raises(ValueError, match=r"io='fast': .*'auto'"):
+        Options.from_env({"ZINF_IO": "fast"})
 
 
 def test_parse_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,9 @@ KINDS = ("parameters", "gradients", "optimizer")
 SKIP_VARIABLE = "ZINF_SKIP"
 """The environment variable that gives ``skip``: passes left out, for bisecting a fault."""
 
+IO_VARIABLE = "ZINF_IO"
+"""The environment variable that gives ``io``: how files are read and written."""
+
 _SIZE_FORM = re.compile(r"\s*\d+(\.\d+)?\s*[A-Za-z]*\s*", re.ASCII)
 _SIZE_REMEDY = 'write a whole number of bytes, or text such as "512MiB" or "2GB"'
 _NAMES_REMEDY = 'write names such as "prefetch,keep"'
@@ -127,7 +130,8 @@ class Options:
     node, bitwise equal to a run without this backend.  ``pipeline`` is the text form of the
     passes, ``None`` the default one; ``skip`` names passes to leave out of it.  ``place`` pins
     kinds and parameters to tiers: of the entries that match, the last decides, so the general
-    come before the particular.
+    come before the particular.  ``io`` says how files are read and written: natively by io_uring or
+    by threads, through the page cache, or by Python's threads; ``auto`` takes the best that works.
 
     The constructor takes values; `Options.parse` reads what a user wrote and also looks at the
     disk.
@@ -140,6 +144,7 @@ class Options:
     pipeline: str | None = None
     skip: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     place: Annotated[tuple[tuple[str, Tier], ...], BeforeValidator(_pins)] = ()
+    io: Literal["auto", "uring", "threads", "buffered", "python"] = "auto"
 
     @classmethod
     def parse(cls, given: Mapping[str, object] | None = None) -> Options:
@@ -166,9 +171,13 @@ class Options:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], given: Mapping[str, object] | None = None) -> Options:
-        """Read ``given``, with the defaults that the environment sets: ZINF_SKIP gives ``skip``."""
-        skip = {"skip": env[SKIP_VARIABLE]} if SKIP_VARIABLE in env else {}
-        return cls.parse({**skip, **(given or {})})
+        """Read ``given``, with the defaults that the environment sets.
+
+        ZINF_SKIP gives ``skip`` and ZINF_IO gives ``io``.
+        """
+        variables = {"skip": SKIP_VARIABLE, "io": IO_VARIABLE}
+        defaults = {option: env[name] for option, name in variables.items() if name in env}
+        return cls.parse({**defaults, **(given or {})})
 
 
 def _explain(error: ErrorDetails) -> str:

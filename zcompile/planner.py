@@ -52,7 +52,7 @@ IO_FRACTION = 512
 MAX_IO_BLOCK_BYTES = 1 << 20
 
 NUM_IO_BUFFERS = 4
-"""Two threads read files and two write them, each with a buffer of its own."""
+"""Two to read files and two to write them: see ``Transfers``."""
 
 UPDATE = Schedule("update", (), (Compute("window", (), (), 64 << 10),))
 """What the smallest update needs, as a graph that every placement has to leave room for."""

@@ -33,6 +33,7 @@ from zcompile.runtime.adoption import LeftAlone
 from zcompile.runtime.binding import Binding
 from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.extents import ExtentFile
+from zcompile.runtime.file_io import FileIO, choose
 from zcompile.runtime.folder import RunFolder
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger, Snapshot
@@ -64,6 +65,8 @@ class Session:
         all_sessions: Callable[[], Iterable[Session]] = tuple,
     ) -> None:
         self.options = options
+        self.choice = choose(FileIO(options.io))
+        """How files are read and written, and why not better."""
         self._make_executor = make_executor
         self._all_sessions = all_sessions
         self.planner = Planner(options)
@@ -192,7 +195,9 @@ class Session:
             libc.return_large_blocks_at_once(min(max(share, MIN_RETAINED), MAX_RETAINED))
         nvme_dir, block_bytes = self.options.nvme_dir, self.planner.io_block_bytes
         file = ExtentFile(RunFolder.create(nvme_dir)) if nvme_dir else None
-        transfers = Transfers(file, self.ledger, block_bytes=block_bytes)
+        transfers = Transfers(
+            file, self.ledger, block_bytes=block_bytes, io=FileIO(self.options.io)
+        )
         return Machine(
             Homes(file, self.ledger, on_eager=self.leaving.read),
             transfers,

@@ -78,6 +78,150 @@ ZINF_API int32_t zinf_pool_size(const zinf_pool* pool);
 ZINF_API int32_t zinf_pool_run(zinf_pool* pool, uint64_t num_chunks, zinf_chunk chunk,
                                void* context);
 
+// ---- checksums --------------------------------------------------------------------------------
+
+// CRC-32C of `nbytes` of data, continuing from `crc`, 0 at first.  `portable` uses no instruction
+// made for it: the reference for the fast one.
+ZINF_API uint32_t zinf_crc32c(uint32_t crc, const void* data, uint64_t nbytes, int32_t portable);
+
+// ---- input and output -------------------------------------------------------------------------
+
+// Four channels, each a queue of requests that start in the order of their submission, except
+// that urgent ones go first.  Threads start with the first request of a channel and sleep while
+// it has none.  A forked child must not use its parent's channels, nor destroy them.
+typedef struct zinf_io zinf_io;
+
+enum {
+    ZINF_IO_READ = 0,      // from files to memory
+    ZINF_IO_WRITE = 1,     // from memory to files
+    ZINF_IO_COPY_IN = 2,   // from memory to memory
+    ZINF_IO_COPY_OUT = 3,  // the same, in a queue of its own
+    ZINF_IO_CHANNELS = 4,
+};
+
+enum {
+    ZINF_IO_URING = 1,    // io_uring, one thread for each direction
+    ZINF_IO_THREADS = 2,  // pread and pwrite, as many threads as blocks may be under way
+};
+
+// How one direction of the files is used.
+typedef struct zinf_io_direction {
+    uint32_t depth;         // blocks under way at once, 1 to 256
+    uint32_t num_buffers;   // buffers for memory that direct I/O cannot reach, 1 to 256
+    uint64_t block_bytes;   // the largest block, whole pages, at most 1 GiB
+    uint64_t buffer_bytes;  // the size of one buffer, whole pages, at most 1 GiB
+} zinf_io_direction;
+
+typedef struct zinf_io_options {
+    int32_t engine;
+    int32_t buffered;          // whether to go through the page cache always
+    int32_t register_buffers;  // whether to lock the buffers in memory if the limits allow
+    int32_t reserved;
+    zinf_io_direction read;
+    zinf_io_direction write;
+} zinf_io_options;
+
+// One file, opened twice.  `direct_fd` was opened with O_DIRECT, or is -1.
+typedef struct zinf_io_file {
+    int32_t fd;
+    int32_t direct_fd;
+} zinf_io_file;
+
+// `nbytes` between byte `offset` of the file and memory at `address`.  The rooms, `nbytes`
+// included, say how many bytes may be touched on either side without harm to other data: where
+// there is room for whole pages the last page takes no detour.  When memory is copied, `offset`
+// is the address of the source and the rooms mean nothing.
+typedef struct zinf_io_span {
+    uint64_t offset;
+    uint64_t address;
+    uint64_t nbytes;
+    uint64_t memory_room;
+    uint64_t file_room;
+} zinf_io_span;
+
+// With several files, stripes of `stripe_bytes`, whole pages, go to them in turn, and offsets
+// count through all of them.  With `checksums` there is one for every `checksum_bytes` of each
+// span, in order: a write stores them there, a read compares.  Offsets are then multiples of
+// `checksum_bytes`, and blocks, buffers and stripes too.
+typedef struct zinf_io_request {
+    const zinf_io_file* files;
+    const zinf_io_span* spans;
+    uint32_t* checksums;  // stays the caller's until the request is over; NULL for none
+    uint64_t checksum_bytes;
+    uint64_t stripe_bytes;
+    uint32_t num_files;
+    uint32_t num_spans;
+} zinf_io_request;
+
+// How a request ended.  `error` is an errno, 0 for success; file, offset (in that file) and
+// nbytes then say which block failed first.
+typedef struct zinf_io_result {
+    uint64_t ticket;
+    uint64_t moved_bytes;
+    uint64_t offset;
+    uint64_t nbytes;
+    uint32_t file;
+    int32_t error;
+} zinf_io_result;
+
+typedef struct zinf_io_status {
+    int32_t engine;      // what is in use: a ring that cannot be made is replaced by threads
+    int32_t buffered;    // whether files are read and written through the page cache
+    int32_t registered;  // whether buffers are locked in memory
+    int32_t num_threads;
+    uint64_t buffer_bytes;  // of the buffers that there are now
+    uint64_t num_active;    // requests that are not over
+    char engine_reason[160];
+    char buffered_reason[160];
+    char registered_reason[160];
+} zinf_io_status;
+
+// One call for a part of a block, for tests that inject faults.
+typedef struct zinf_io_call {
+    uint64_t serial;  // counts the calls of the engine, from 1
+    uint64_t offset;
+    uint64_t nbytes;
+    int64_t result;  // before the call 0; after it what it returned: bytes, or minus an errno
+    int32_t channel;
+    int32_t direct;
+} zinf_io_call;
+
+// Before the call (`after` 0) it may lower `nbytes`, or set `result` to minus an errno, which
+// then replaces the call.  After it, it may change `result`.  It runs in threads of the engine.
+typedef void (*zinf_io_fault)(void* context, int32_t after, zinf_io_call* call);
+
+// Whether io_uring can be used: 0, or a negative errno with the reason as text.
+ZINF_API int32_t zinf_io_probe_uring(char* reason, uint64_t reason_bytes);
+
+ZINF_API int32_t zinf_io_create(const zinf_io_options* options, zinf_io** io);
+
+// Finish what was submitted, end the threads and free everything.
+ZINF_API void zinf_io_destroy(zinf_io* io);
+
+// Accept no more requests; the threads end by themselves once nothing is left.
+ZINF_API void zinf_io_retire(zinf_io* io);
+
+// Queue a request.  Memory and descriptors have to stay valid until it is over.  Fails with
+// -ESHUTDOWN once the engine has retired, with -EINVAL for a request that makes no sense.
+ZINF_API int32_t zinf_io_submit(zinf_io* io, int32_t channel, int32_t urgent,
+                                const zinf_io_request* request, uint64_t* ticket);
+
+// Block until the request is over, or for so many milliseconds (negative: for ever).  Returns 0
+// when it is over, -ETIMEDOUT when not.
+ZINF_API int32_t zinf_io_wait(zinf_io* io, uint64_t ticket, int64_t milliseconds);
+
+// Start no further block of the request, which ends with ECANCELED.  Returns -EALREADY if all
+// its blocks have started, -ENOENT if it is over.
+ZINF_API int32_t zinf_io_cancel(zinf_io* io, uint64_t ticket);
+
+// Hand over the results of up to `capacity` requests that are over, each once; return how many.
+ZINF_API int32_t zinf_io_reap(zinf_io* io, zinf_io_result* results, int32_t capacity);
+
+ZINF_API int32_t zinf_io_get_status(zinf_io* io, zinf_io_status* status);
+
+// Call `fault` around every call from now on; NULL ends that.
+ZINF_API void zinf_io_set_fault(zinf_io* io, zinf_io_fault fault, void* context);
+
 #ifdef __cplusplus
 }
 #endif

@@ -8,10 +8,21 @@ from pathlib import Path
 import pytest
 
 from zcompile.runtime.extents import ExtentFile
+from zcompile.runtime.file_io import FileIO, refusal
 from zcompile.runtime.folder import RunFolder
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger
 from zcompile.runtime.transfers import Copies, Transfers
+
+USABLE = [io for io in FileIO if io is not FileIO.AUTO and refusal(io) is None]
+"""The ways to read and write files that this machine has."""
+
+
+@pytest.fixture(params=USABLE)
+def io(request: pytest.FixtureRequest) -> FileIO:
+    """Each way to read and write files."""
+    way: FileIO = request.param
+    return way
 
 
 @pytest.fixture

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from zcompile.runtime.extents import ExtentFile
+from zcompile.runtime.native_io import IOCall, NativeIO
 from zcompile.runtime.syscalls import SystemCalls
 
 Fault = Callable[[int, int], int]
@@ -35,6 +38,32 @@ class FaultyCalls(SystemCalls):
         self.fault = fault
         yield
         self.fault = None
+
+
+class NativeFaults:
+    """The same for the native engine: the faults go in at its own seam."""
+
+    def __init__(self, io: NativeIO, file: ExtentFile) -> None:
+        self._io = io
+        self._file = file
+        self.fds: list[int | None] = []
+
+    @contextmanager
+    def suffering(self, fault: Fault) -> Generator[None, None, None]:
+        self.fds.clear()
+
+        def inject(after: bool, call: IOCall) -> None:
+            if after:
+                return
+            self.fds.append(self._file.direct_fd if call.direct else self._file.fd)
+            try:
+                call.nbytes = fault(len(self.fds), call.nbytes)
+            except OSError as error:
+                call.result = -(error.errno or errno.EIO)
+
+        self._io.inject(inject)
+        yield
+        self._io.inject(None)
 
 
 def raising(code: int, at_call: int | None = None) -> Fault:

@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.runtime.conftest import USABLE
 from tests.runtime.tensors import DTYPES, LAYOUTS, at_rest, bits, content_of, tier_of
 from zcompile.ir import Tier, parse, verify
 from zcompile.runtime.binding import Binding, Layout
 from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.executor import Executor, Kernels, execute
 from zcompile.runtime.extents import ExtentFile
+from zcompile.runtime.file_io import FileIO
 from zcompile.runtime.fuzz import FuzzExecutor
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger
@@ -23,7 +25,12 @@ from zcompile.runtime.machine import Machine
 from zcompile.runtime.recording import RecordingExecutor
 from zcompile.runtime.transfers import Transfers
 
-EXECUTORS = ["recording", "cpu", *(f"fuzz {seed}" for seed in range(4))]
+EXECUTORS = [
+    ("recording", USABLE[0]),
+    *(("cpu", io) for io in USABLE),
+    *((f"fuzz {seed}", USABLE[seed % len(USABLE)]) for seed in range(4)),
+]
+"""Executors, and the way that each reads and writes files."""
 
 
 class UpdatingExecutor(Executor, Protocol):
@@ -37,18 +44,25 @@ Make = Callable[[str, Mapping[str, Binding]], UpdatingExecutor]
 """From the text of a schedule and its bindings to the executor under test."""
 
 
+@pytest.fixture(params=EXECUTORS, ids=lambda pair: "-".join(pair))
+def kind(request: pytest.FixtureRequest) -> tuple[str, FileIO]:
+    pair: tuple[str, FileIO] = request.param
+    return pair
+
+
 @pytest.fixture
 def machine(
-    homes: Homes, extent_file: ExtentFile, ledger: Ledger
+    homes: Homes, extent_file: ExtentFile, ledger: Ledger, kind: tuple[str, FileIO]
 ) -> Generator[Machine, None, None]:
-    machine = Machine(homes, Transfers(extent_file, ledger), ledger)
+    _, io = kind
+    machine = Machine(homes, Transfers(extent_file, ledger, io=io), ledger)
     yield machine
     machine.close()
 
 
-@pytest.fixture(params=EXECUTORS)
-def make(request: pytest.FixtureRequest, machine: Machine) -> Generator[Make, None, None]:
-    name: str = request.param
+@pytest.fixture
+def make(kind: tuple[str, FileIO], machine: Machine) -> Generator[Make, None, None]:
+    name, _ = kind
     made: list[UpdatingExecutor] = []
     with machine.lease_arena(1 << 18) as arena:
 

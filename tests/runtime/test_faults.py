@@ -10,12 +10,16 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from tests.runtime.faulty_calls import Fault, FaultyCalls, raising
+from tests.runtime.conftest import USABLE
+from tests.runtime.faulty_calls import Fault, FaultyCalls, NativeFaults, raising
 from zcompile.ir import PAGE_BYTES
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.errors import StorageError
 from zcompile.runtime.extents import ExtentFile, Lease
+from zcompile.runtime.file_io import FileIO
 from zcompile.runtime.ledger import Channel, Ledger
+from zcompile.runtime.native_carrier import NativeCarrier
+from zcompile.runtime.native_io import IOCall
 from zcompile.runtime.transfers import Transfers
 
 NBYTES = 10 * PAGE_BYTES + 123
@@ -25,10 +29,21 @@ BLOCK_BYTES = 2 * PAGE_BYTES
 class Patient:
     """A tensor in memory, its extent, and transfers whose calls can be made to fail."""
 
-    def __init__(self, file: ExtentFile, ledger: Ledger) -> None:
+    def __init__(self, file: ExtentFile, ledger: Ledger, io: FileIO) -> None:
         self.file = file
-        self.calls = FaultyCalls()
-        self.transfers = Transfers(file, ledger, block_bytes=BLOCK_BYTES, calls=self.calls)
+        calls = FaultyCalls()
+        self.transfers = Transfers(
+            file,
+            ledger,
+            block_bytes=BLOCK_BYTES,
+            direct_bytes=BLOCK_BYTES,
+            io=io,
+            calls=calls if io is FileIO.PYTHON else None,
+        )
+        carrier = self.transfers.carrier
+        self.calls: FaultyCalls | NativeFaults = calls
+        if isinstance(carrier, NativeCarrier):
+            self.calls = NativeFaults(carrier.io, file)
         self.lease: Lease = file.lease(NBYTES, "layers.0.weight")
         self.source, self.target = Arena(NBYTES), Arena(NBYTES)
         self.content = os.urandom(NBYTES)
@@ -46,9 +61,11 @@ class Patient:
         return ctypes.string_at(self.target.address, NBYTES)
 
 
-@pytest.fixture
-def disk(extent_file: ExtentFile, ledger: Ledger) -> Generator[Patient, None, None]:
-    disk = Patient(extent_file, ledger)
+@pytest.fixture(params=[io for io in USABLE if io is not FileIO.BUFFERED])
+def disk(
+    request: pytest.FixtureRequest, extent_file: ExtentFile, ledger: Ledger
+) -> Generator[Patient, None, None]:
+    disk = Patient(extent_file, ledger, request.param)
     yield disk
     disk.transfers.close()
 
@@ -78,18 +95,26 @@ def test_short_calls_are_continued(disk: Patient, name: str) -> None:
     assert disk.transfers.buffered_because is None
 
 
-def test_a_direct_call_that_ends_within_a_page_is_continued(disk: Patient) -> None:
-    class Shortened(FaultyCalls):
-        """Moves everything but claims to have moved less, as a network file system may."""
+def test_a_direct_call_that_ends_within_a_page_is_continued(disk: Patient, ledger: Ledger) -> None:
+    """It moves everything but claims to have moved less, as a network file system may."""
 
+    class Shortened(FaultyCalls):
         def write(self, fd: int, address: int, nbytes: int, offset: int) -> int:
             return max(super().write(fd, address, nbytes, offset) - 700, 1)
 
         def read(self, fd: int, address: int, nbytes: int, offset: int) -> int:
             return max(super().read(fd, address, nbytes, offset) - 700, 1)
 
-    disk.transfers.close()
-    disk.transfers = Transfers(disk.file, Ledger(), block_bytes=BLOCK_BYTES, calls=Shortened())
+    def shorten(after: bool, call: IOCall) -> None:
+        if after:
+            call.result = max(call.result - 700, 1)
+
+    carrier = disk.transfers.carrier
+    if isinstance(carrier, NativeCarrier):
+        carrier.io.inject(shorten)
+    else:
+        disk.transfers.close()
+        disk.transfers = Transfers(disk.file, ledger, block_bytes=BLOCK_BYTES, calls=Shortened())
     assert_works(disk)
 
 

@@ -15,6 +15,7 @@ from zcompile.runtime.arena import Arena
 from zcompile.runtime.binding import Binding, Layout
 from zcompile.runtime.executor import execute
 from zcompile.runtime.extents import ExtentFile
+from zcompile.runtime.file_io import FileIO
 from zcompile.runtime.fuzz import POISON, FuzzExecutor
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.late import LateCopies
@@ -66,8 +67,10 @@ class Rig:
 
 
 @pytest.fixture
-def rig(homes: Homes, extent_file: ExtentFile, ledger: Ledger) -> Generator[Rig, None, None]:
-    machine = Machine(homes, Transfers(extent_file, ledger), ledger)
+def rig(
+    homes: Homes, extent_file: ExtentFile, ledger: Ledger, io: FileIO
+) -> Generator[Rig, None, None]:
+    machine = Machine(homes, Transfers(extent_file, ledger, io=io), ledger)
     with machine.lease_arena(1 << 16) as arena:
         yield Rig(machine, arena)
     machine.close()

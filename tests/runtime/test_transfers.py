@@ -8,13 +8,15 @@ import threading
 import time
 from collections.abc import Generator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from tests.runtime.conftest import USABLE
 from zcompile.ir import PAGE_BYTES, Tier, page_aligned
 from zcompile.runtime.arena import Arena
-from zcompile.runtime.disk import FileIO
 from zcompile.runtime.extents import ExtentFile
+from zcompile.runtime.file_io import FileIO
 from zcompile.runtime.ledger import Channel, Ledger
 from zcompile.runtime.transfers import Transfers
 
@@ -22,19 +24,16 @@ BLOCK_BYTES = 2 * PAGE_BYTES
 LARGEST = 16_385
 SIZES = sorted({*range(1, LARGEST + 1, 127), 4095, 4096, 4097, 8191, 8192, 8193, 16_384, LARGEST})
 GUARD = 0xA5
-
-
-@pytest.fixture(params=list(FileIO))
-def io(request: pytest.FixtureRequest) -> FileIO:
-    mode: FileIO = request.param
-    return mode
+DIRECT = [io for io in USABLE if io is not FileIO.BUFFERED]
 
 
 @pytest.fixture
 def transfers(
     extent_file: ExtentFile, ledger: Ledger, io: FileIO
 ) -> Generator[Transfers, None, None]:
-    transfers = Transfers(extent_file, ledger, block_bytes=BLOCK_BYTES, io=io)
+    transfers = Transfers(
+        extent_file, ledger, block_bytes=BLOCK_BYTES, direct_bytes=BLOCK_BYTES, io=io
+    )
     yield transfers
     transfers.close()
 
@@ -144,10 +143,11 @@ def test_nothing_to_move_has_landed(transfers: Transfers, extent_file: ExtentFil
     assert transfers.write(lease, 0, 0, 0, "empty").landed
 
 
+@pytest.mark.parametrize("io", DIRECT)
 def test_the_ledger_counts_what_moved_and_what_was_waited_for(
-    extent_file: ExtentFile, ledger: Ledger
+    extent_file: ExtentFile, ledger: Ledger, io: FileIO
 ) -> None:
-    transfers = Transfers(extent_file, ledger, block_bytes=BLOCK_BYTES)
+    transfers = Transfers(extent_file, ledger, block_bytes=BLOCK_BYTES, io=io)
     memory = Memory(LARGEST)
     lease = extent_file.lease(5000, "w")
     transfers.write(lease, 0, memory.address, 5000, "w", capacity=8192).wait()
@@ -165,10 +165,11 @@ def test_the_ledger_counts_what_moved_and_what_was_waited_for(
     assert counted.exposed_seconds[Channel.D2H] == 0
 
 
+@pytest.mark.parametrize("io", DIRECT)
 def test_bounce_buffers_are_counted_while_they_exist(
-    extent_file: ExtentFile, ledger: Ledger
+    extent_file: ExtentFile, ledger: Ledger, io: FileIO
 ) -> None:
-    transfers = Transfers(extent_file, ledger, workers=1, block_bytes=BLOCK_BYTES)
+    transfers = Transfers(extent_file, ledger, workers=1, block_bytes=BLOCK_BYTES, io=io)
     memory = Memory(LARGEST)
     lease = extent_file.lease(5000, "w")
     transfers.read(lease, 0, memory.address, 5000, "w", capacity=8192).wait()
@@ -186,8 +187,8 @@ def test_buffered_transfers_need_no_buffers(extent_file: ExtentFile, ledger: Led
     assert transfers.buffered_because == "it was asked for"
 
 
-def test_without_a_file_only_memory_is_copied(ledger: Ledger) -> None:
-    transfers = Transfers(None, ledger)
+def test_without_a_file_only_memory_is_copied(ledger: Ledger, io: FileIO) -> None:
+    transfers = Transfers(None, ledger, io=io)
     memory = Memory(PAGE_BYTES)
     memory.put(0, b"x")
     transfers.copy_in(memory.address, memory.address + 1, 1).wait()
@@ -196,13 +197,25 @@ def test_without_a_file_only_memory_is_copied(ledger: Ledger) -> None:
     transfers.close()
 
 
-def our_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("zinf-")}
+def our_threads() -> set[str]:
+    """Return the threads that carry copies, Python's and native ones, by their task."""
+    found: set[str] = set()
+    python = {thread.native_id for thread in threading.enumerate() if thread.name[:5] == "zinf-"}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            named = (task / "comm").read_text().startswith("zinf-io-")
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+        if named or int(task.name) in python:
+            found.add(task.name)
+    return found
 
 
-def test_dropped_transfers_end_their_threads(extent_file: ExtentFile, ledger: Ledger) -> None:
+def test_dropped_transfers_end_their_threads(
+    extent_file: ExtentFile, ledger: Ledger, io: FileIO
+) -> None:
     before = our_threads()
-    transfers = Transfers(extent_file, ledger)
+    transfers = Transfers(extent_file, ledger, io=io)
     assert our_threads() == before, "no thread before the first copy"
     memory = Memory(PAGE_BYTES)
     lease = extent_file.lease(PAGE_BYTES, "w")
@@ -214,7 +227,7 @@ def test_dropped_transfers_end_their_threads(extent_file: ExtentFile, ledger: Le
     for copy in copies:
         copy.wait()
     deadline = time.monotonic() + 20
-    while any(thread.is_alive() for thread in started):
+    while our_threads() & started:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 

@@ -146,11 +146,11 @@ void Pool::start(Crew& crew) {
         while (crew.threads.size() + 1 < static_cast<size_t>(size_)) {
             auto index = static_cast<int32_t>(crew.threads.size()) + 1;
             crew.threads.emplace_back([&crew, index, pin = pin_, pool = this] {
-                pthread_setname_np(pthread_self(), "zinf-pool");
                 running_for = pool;
                 if (pin) pin_this_thread(index);
                 serve(crew, index);
             });
+            pthread_setname_np(crew.threads.back().native_handle(), "zinf-pool");
         }
     } catch (const std::system_error&) {
         // Fewer threads do: whoever has none left steals the chunks of those that did not start.

@@ -1,0 +1,98 @@
+#include "io/crc32c.h"
+
+#include <array>
+#include <cstring>
+
+#include "zinf.h"
+
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_acle.h>
+#include <sys/auxv.h>
+#endif
+
+namespace zinf {
+
+namespace {
+
+constexpr uint32_t kPolynomial = 0x82f63b78;  // bits reversed: the lowest comes first
+
+constexpr std::array<uint32_t, 256> make_table() {
+    std::array<uint32_t, 256> table{};
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? kPolynomial : 0);
+        table[byte] = crc;
+    }
+    return table;
+}
+
+constexpr std::array<uint32_t, 256> kTable = make_table();
+
+using Update = uint32_t (*)(uint32_t crc, const unsigned char* data, size_t nbytes);
+
+uint32_t update_portable(uint32_t crc, const unsigned char* data, size_t nbytes) {
+    for (size_t i = 0; i < nbytes; ++i) crc = kTable[(crc ^ data[i]) & 0xff] ^ crc >> 8;
+    return crc;
+}
+
+#if defined(__x86_64__)
+
+__attribute__((target("sse4.2"))) uint32_t update_fast(uint32_t crc, const unsigned char* data,
+                                                       size_t nbytes) {
+    uint64_t wide = crc;
+    for (; nbytes >= 8; data += 8, nbytes -= 8) {
+        uint64_t word;
+        std::memcpy(&word, data, 8);
+        wide = _mm_crc32_u64(wide, word);
+    }
+    crc = static_cast<uint32_t>(wide);
+    for (; nbytes; ++data, --nbytes) crc = _mm_crc32_u8(crc, *data);
+    return crc;
+}
+
+bool has_instruction() { return __builtin_cpu_supports("sse4.2"); }
+
+#elif defined(__aarch64__)
+
+__attribute__((target("+crc"))) uint32_t update_fast(uint32_t crc, const unsigned char* data,
+                                                     size_t nbytes) {
+    for (; nbytes >= 8; data += 8, nbytes -= 8) {
+        uint64_t word;
+        std::memcpy(&word, data, 8);
+        crc = __crc32cd(crc, word);
+    }
+    for (; nbytes; ++data, --nbytes) crc = __crc32cb(crc, *data);
+    return crc;
+}
+
+bool has_instruction() { return getauxval(AT_HWCAP) & HWCAP_CRC32; }
+
+#else
+
+uint32_t update_fast(uint32_t crc, const unsigned char* data, size_t nbytes) {
+    return update_portable(crc, data, nbytes);
+}
+
+bool has_instruction() { return false; }
+
+#endif
+
+}  // namespace
+
+uint32_t crc32c(uint32_t crc, const void* data, size_t nbytes) {
+    static const Update update = has_instruction() ? update_fast : update_portable;
+    return ~update(~crc, static_cast<const unsigned char*>(data), nbytes);
+}
+
+uint32_t crc32c_portable(uint32_t crc, const void* data, size_t nbytes) {
+    return ~update_portable(~crc, static_cast<const unsigned char*>(data), nbytes);
+}
+
+}  // namespace zinf
+
+extern "C" uint32_t zinf_crc32c(uint32_t crc, const void* data, uint64_t nbytes,
+                                int32_t portable) {
+    return portable ? zinf::crc32c_portable(crc, data, nbytes) : zinf::crc32c(crc, data, nbytes);
+}

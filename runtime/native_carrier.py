@@ -1,0 +1,254 @@
+"""Copies by the native engine, whose threads never need the interpreter lock."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+from zcompile.ir import Tier
+from zcompile.runtime.blocks import Span
+from zcompile.runtime.errors import StorageError
+from zcompile.runtime.extents import ExtentFile
+from zcompile.runtime.ledger import Channel, Ledger
+from zcompile.runtime.native import Native
+from zcompile.runtime.native_io import (
+    Direction,
+    FilePair,
+    IOChannel,
+    IOKind,
+    IOResult,
+    IOSpan,
+    IOStatus,
+    NativeIO,
+)
+from zcompile.runtime.pending import Pending
+
+DIRECT_BLOCK_BYTES = 2 << 20
+"""Aligned memory is read and written in blocks of this size, which take no buffer."""
+
+DEPTHS = {IOKind.URING: 8, IOKind.THREADS: 4}
+"""Blocks under way at once in one direction: a ring costs nothing for more, a thread does."""
+
+_SLICE_SECONDS = 0.2
+"""A wait returns to the interpreter this often, which then notices an interrupt."""
+
+_QUEUES = {
+    Channel.NVME_READ: IOChannel.READ,
+    Channel.NVME_WRITE: IOChannel.WRITE,
+    Channel.H2D: IOChannel.COPY_IN,
+    Channel.D2H: IOChannel.COPY_OUT,
+}
+
+
+class NativeCarrier:
+    """Implements ``Carrier``: ``num_buffers`` bounce buffers of ``buffer_bytes`` a direction."""
+
+    def __init__(
+        self,
+        native: Native,
+        kind: IOKind,
+        file: ExtentFile | None,
+        ledger: Ledger,
+        *,
+        num_buffers: int,
+        buffer_bytes: int,
+        block_bytes: int = DIRECT_BLOCK_BYTES,
+        buffered: bool = False,
+    ) -> None:
+        self._native = native
+        self._kind = kind
+        self._file = file
+        self._ledger = ledger
+        self._direction = Direction(DEPTHS[kind], num_buffers, block_bytes, buffer_bytes)
+        self._buffered = buffered
+        self._closed = False
+        self._start()
+
+    def _start(self) -> None:
+        """Begin with nothing in flight, and no thread before the first copy."""
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # a finalizer may start a copy inside any of our calls
+        self._flying: dict[int, _Flight] = {}
+        self._early: dict[int, IOResult] = {}
+        self._buffers_held_bytes = 0
+        self.io = NativeIO(
+            self._native,
+            self._kind,
+            read=self._direction,
+            write=self._direction,
+            buffered=self._buffered,
+            register_buffers=True,
+        )
+        """The engine, for its status and for tests that inject faults."""
+        self._last_status = self.io.status()
+
+    @property
+    def buffer_bytes(self) -> int:
+        direction = self._direction
+        return 0 if self.buffered_because else 2 * direction.num_buffers * direction.buffer_bytes
+
+    @property
+    def buffered_because(self) -> str | None:
+        if self._file is None:
+            return "there is no file"
+        return self._file.direct_refusal or self.status().buffered_because
+
+    def status(self) -> IOStatus:
+        """Return what the engine does now, or did when it was closed or the process forked."""
+        usable = not self._closed and self._pid == os.getpid()
+        return self.io.status() if usable else self._last_status
+
+    def move(self, channel: Channel, span: Span, keep: object, *, urgent: bool) -> Pending:
+        assert self._file is not None, "there is no file"
+        direct_fd = self._file.direct_fd
+        pair = FilePair(self._file.fd, -1 if direct_fd is None else direct_fd)
+        piece = IOSpan(span.offset, span.address, span.nbytes, span.memory_room, span.file_room)
+        return self._submit(channel, piece, [pair], span.label, keep, urgent=urgent)
+
+    def copy(
+        self, channel: Channel, source: int, destination: int, nbytes: int, keep: object
+    ) -> Pending:
+        piece = IOSpan(source, destination, nbytes)
+        return self._submit(channel, piece, [], "memory", keep, urgent=False)
+
+    def retire(self) -> None:
+        if self._pid == os.getpid() and not self._closed:
+            self.io.retire()
+
+    def close(self) -> None:
+        if self._pid != os.getpid() or self._closed:
+            self._closed = True
+            return
+        self.io.retire()
+        for ticket in list(self._flying):
+            self.io.wait(ticket)
+        self.reap()
+        self._last_status = self.io.status()
+        self._closed = True
+        self.io.close()
+        self._ledger.drop(Tier.DEVICE, self._buffers_held_bytes)
+        self._buffers_held_bytes = 0
+
+    def _submit(
+        self,
+        channel: Channel,
+        piece: IOSpan,
+        files: list[FilePair],
+        label: str,
+        keep: object,
+        *,
+        urgent: bool,
+    ) -> Pending:
+        if self._closed:
+            raise ValueError("no copy can start any more: the transfers are closed")
+        if self._pid != os.getpid():
+            self._start()  # the threads and the lock are the parent's
+        flight = _Flight(self, channel, label, keep)
+        if piece.nbytes == 0:
+            flight.land(None)
+            return flight
+        with self._lock:
+            flight.ticket = self.io.submit(_QUEUES[channel], [piece], files, urgent=urgent)
+            self._flying[flight.ticket] = flight
+            if flight.ticket in self._early:
+                self._settle(self._early.pop(flight.ticket))
+        self.reap()
+        return flight
+
+    def wait(self, ticket: int) -> None:
+        """Block until the copy is over, its result recorded."""
+        io = self.io
+        while not io.wait(ticket, _SLICE_SECONDS):
+            pass
+        self.reap()
+
+    def reap(self) -> None:
+        """Record the results of copies that are over; let go of what they kept alive."""
+        kept: list[Any] = []
+        with self._lock:
+            if self._closed:
+                return
+            kept += [self._settle(result) for result in self.io.reap()]
+            if kept:
+                self._count_buffers()
+        kept.clear()  # outside the lock: what they kept alive may be finalized here
+
+    def _settle(self, result: IOResult) -> object:
+        """Record how a copy has ended; return what it kept alive."""
+        flight = self._flying.pop(result.ticket, None)
+        if flight is None:  # a finalizer that ran within ``_submit`` reaps before it has gone on
+            self._early[result.ticket] = result
+            return None
+        if result.moved_bytes:
+            self._ledger.moved(flight.channel, result.moved_bytes)
+        return flight.land(self._error(flight, result))
+
+    def _count_buffers(self) -> None:
+        held_bytes = self.io.status().buffer_bytes
+        if held_bytes != self._buffers_held_bytes:
+            self._ledger.hold(Tier.DEVICE, held_bytes - self._buffers_held_bytes)
+            self._buffers_held_bytes = held_bytes
+
+    def _error(self, flight: _Flight, result: IOResult) -> Exception | None:
+        if result.error == 0:
+            return None
+        assert self._file is not None, "copies of memory do not fail"
+        return StorageError.during(
+            "read" if flight.channel is Channel.NVME_READ else "write",
+            result.error,
+            file=self._file.path,
+            offset=result.offset,
+            nbytes=result.nbytes,
+            label=flight.label,
+        )
+
+    def count_wait(self, channel: Channel, seconds: float) -> None:
+        """Count ``seconds`` of waiting as exposed."""
+        self._ledger.exposed(channel, seconds)
+
+
+class _Flight:
+    """The ``Pending`` of one copy; keeps the owners of what it touches alive until it is over."""
+
+    __slots__ = ("_carrier", "_error", "_keep", "_landed", "_pid", "channel", "label", "ticket")
+
+    def __init__(self, carrier: NativeCarrier, channel: Channel, label: str, keep: object) -> None:
+        self.channel = channel
+        self.label = label
+        self.ticket = 0
+        self._carrier = carrier
+        self._keep = keep
+        self._error: Exception | None = None
+        self._landed = False
+        self._pid = os.getpid()
+
+    @property
+    def landed(self) -> bool:
+        if not self._landed and self._pid == os.getpid():
+            self._carrier.reap()
+        return self._landed
+
+    def land(self, error: Exception | None) -> object:
+        """Record the end; return what was kept alive."""
+        keep, self._keep = self._keep, None
+        self._error = error
+        self._landed = True
+        return keep
+
+    def wait(self) -> None:
+        if not self.landed:
+            self._block()
+        if self._error is not None:
+            raise self._error
+
+    def _block(self) -> None:
+        if self._pid != os.getpid():  # the threads that would finish it are in the parent
+            raise RuntimeError("the copy was started by the process that this one was forked from")
+        start = time.perf_counter()
+        try:
+            self._carrier.wait(self.ticket)
+        finally:
+            self._carrier.count_wait(self.channel, time.perf_counter() - start)
+        assert self._landed, "a copy that is over has been reaped"
