@@ -116,7 +116,7 @@ class NativeKernels:
         group = {**group, "lr": 1.37e-2}
         if group["weight_decay"] != 0:
             group["weight_decay"] = 0.013
-        scaling = Scaling(torch.tensor(3.0), torch.tensor(0.0)) if scaled else Scaling()
+        scaling = Scaling(_scalar(3.0), _scalar(0.0)) if scaled else Scaling()
         stock = _sample(rule, group, first=first)
         with torch.no_grad():
             rule.run(group, scaling, [stock])
@@ -171,21 +171,27 @@ def _divisor(options: Options, number: float, *, fused: bool) -> float:
 
 def _sample(rule: Rule, group: Group, *, first: bool) -> Operands:
     """Return operands on which every rounding shows; the same ones at each call."""
-    random = torch.Generator().manual_seed(1)
+    random = torch.Generator("cpu").manual_seed(1)
+
+    def normal() -> Tensor:
+        return torch.randn(SAMPLE_NUMEL, generator=random, dtype=torch.float32, device="cpu")
 
     def made() -> Tensor:
-        size = torch.exp(4 * torch.randn(SAMPLE_NUMEL, generator=random))
-        return torch.randn(SAMPLE_NUMEL, generator=random) * size
+        return normal() * torch.exp(4 * normal())
 
     param, grad = made(), made()
     # Where the parameter is zero it becomes the step itself, to the last bit.
-    param[torch.rand(SAMPLE_NUMEL, generator=random) < 0.5] = 0.0
+    param[normal() < 0.0] = 0.0
     names = rule.state_names(group)
     states = {name: made().abs_() if name.endswith("_sq") else made() for name in names}
     if first:
         states = {name: state.zero_() for name, state in states.items()}
-    step = torch.tensor(0.0 if first else 4.0) if rule.counts_steps else None
+    step = _scalar(0.0 if first else 4.0) if rule.counts_steps else None
     return Operands(param, grad, states, first, step)
+
+
+def _scalar(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
 def _same_bits(ours: Operands, stock: Operands) -> bool:
