@@ -127,6 +127,32 @@ def test_a_compiled_function_is_found() -> None:
     assert seen.owner is function
 
 
+def test_a_method_of_a_module_stands_for_the_module() -> None:
+    torch.compiler.reset()
+    seen, model = Seen(), Block(8)
+    forward: Any = torch.compile(model.forward, backend=seen)
+    forward(torch.randn(2, 8)).sum().backward()
+    assert seen.owner is model
+    assert torch_private.original_of(forward) is model
+
+
+def test_a_function_that_a_module_calls_is_found() -> None:
+    torch.compiler.reset()
+    seen = Seen()
+
+    def function(x: Tensor) -> Tensor:
+        return x * 2
+
+    class Caller(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return call(x)
+
+    call: Any = torch.compile(function, backend=seen)
+    Caller()(torch.randn(8, requires_grad=True)).sum().backward()
+    assert seen.owner is function
+    assert torch_private.original_of(call) is function
+
+
 def test_nothing_is_found_outside_a_compiled_call() -> None:
     assert torch_private.compiled_object() is None
 

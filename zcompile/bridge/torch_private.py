@@ -143,16 +143,15 @@ def compiled_object() -> object | None:
 
     Dynamo gives a backend the graph and not the thing compiled, so it is looked for among
     the callers: the innermost compile wrapper runs a function, unless an
-    ``OptimizedModule`` or a module compiled in place has called it.
+    ``OptimizedModule`` has called it.  Methods of a module, such as ``forward`` or what
+    ``module.compile()`` compiles, stand for the module.
     """
     for frame in _frames():
         if frame.f_code.co_name == "compile_wrapper" and "fn" in frame.f_locals:
             caller = frame.f_back.f_locals.get("self") if frame.f_back else None
             if isinstance(caller, OptimizedModule):
                 return caller._orig_mod  # pyright: ignore[reportPrivateUsage]
-            if isinstance(caller, nn.Module):
-                return caller
-            return frame.f_locals["fn"]  # type: ignore[no-any-return]
+            return _module_or_function(frame.f_locals["fn"])
     return None
 
 
@@ -235,7 +234,12 @@ def original_of(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """
     if isinstance(compiled, OptimizedModule):
         return compiled._orig_mod  # pyright: ignore[reportPrivateUsage]
-    return innermost_fn(compiled)
+    return _module_or_function(innermost_fn(compiled))
+
+
+def _module_or_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else function
 
 
 def default_decompositions() -> dict[Any, Any]:
