@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import zcompile
@@ -31,7 +33,9 @@ def check(case: Case, swap_dir: Path, compute: str = "eager") -> None:
     ample = run_under(case, lambda _: {**AMPLE, "compute": compute})
     if compute == "eager":
         check_same(ample, run_under(case, None), "ample budgets and plain PyTorch")
-    tight = run_tight(case, {"nvme_dir": swap_dir, "compute": compute})
+    telling = nullcontext() if case.warns is None else pytest.warns(UserWarning, match=case.warns)
+    with telling:
+        tight = run_tight(case, {"nvme_dir": swap_dir, "compute": compute})
     check_same(tight, ample, "tight and ample budgets")
     for compiled in tight.compiled:
         check_moved(compiled)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import AdamW
 
-from tests.cases.nets import WIDTH, Stack
+from tests.cases.nets import WIDTH, Stack, Tied
 from tests.cases.run import Learner, Run, adamw, case, square, x_of
 
 
@@ -24,6 +25,49 @@ def two_of_a_class_see_other_batches(run: Run) -> None:
         with torch.no_grad():
             run.see(learner.call(x_of(9, 4, WIDTH)))
     first.step(square(first.call(x_of(9, 7, WIDTH))))
+
+
+class _OverShared(nn.Module):
+    def __init__(self, encoder: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(WIDTH, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.encoder(x))
+        return result
+
+
+@case()
+def two_models_share_an_encoder(run: Run) -> None:
+    torch.manual_seed(0)
+    encoder = Stack()
+    models = nn.ModuleList([_OverShared(encoder, 3), _OverShared(encoder, 5)])
+    calls = [run.compile(each) for each in models]
+    learner = Learner(run, models, None, AdamW(models.parameters(), lr=1e-2))
+    for seed in range(2):
+        x = x_of(seed, 4, WIDTH)
+        learner.step(square(calls[0](x)) + square(calls[1](x)))
+        learner.step(square(calls[1](x)))
+        learner.step(square(calls[0](x)))
+
+
+@case()
+def a_part_is_compiled_by_itself_too(run: Run) -> None:
+    learner = run.learner(Tied)
+    body = run.compile(learner.model.body)
+    for seed in range(3):
+        x = x_of(seed, 4, WIDTH)
+        learner.step(square(learner.call(x)) + body(x).mean())
+
+
+@case(slow=True)
+def one_model_is_compiled_twice(run: Run) -> None:
+    learner = run.learner(Stack)
+    second = run.compile(learner.model)
+    for seed in range(3):
+        learner.step(square(learner.call(x_of(seed, 4, WIDTH))))
+        learner.step(second(x_of(seed, 4, WIDTH)).mean())
 
 
 @case()

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import several, sharing
+from tests.cases import edits, gradients, several, sharing
 from tests.cases.budgets import check
 from tests.cases.run import Case, cases_of
 
 # Dynamo looks for gradients of inputs that are no leaves; it hides the warning from people only.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
-CASES = [each for module in (sharing, several) for each in cases_of(module)]
+CASES = [each for module in (sharing, several, gradients, edits) for each in cases_of(module)]
 
 
 def _marks(case: Case) -> list[pytest.MarkDecorator]:
