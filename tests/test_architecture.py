@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "leaving": {"errors", "runtime", "bridge"},
     "session": BELOW_SESSION,
     "backend": BELOW_BACKEND,
-    "report": {*BELOW_BACKEND, "backend"},
+    "report": {*BELOW_BACKEND, "backend", "machines"},
     "demo": {*BELOW_BACKEND, "backend", "report"},
     "cli": {"version", *BELOW_BACKEND, "backend", "report", "demo"},
     # The package itself imports when asked for a name; for type checkers it names them all.

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from zcompile.bridge.capture import Captured, gradient_name
 from zcompile.bridge.sizes import Bindings, SymbolReader, UnknownSize, evaluate, hint
-from zcompile.ir import Schedule, Target
+from zcompile.ir import Cost, Schedule, Target
 from zcompile.passes.base import Stage
 from zcompile.planner import GraphPlan
 
@@ -78,18 +78,20 @@ class Graph:
 class Planned:
     """A graph as one session runs it: its plan, and the module emitted from it.
 
-    ``moves`` and ``passing_bytes`` are those of the plan, looked up at every call.
+    ``moves`` and ``passing_bytes`` are those of the plan, looked up at every call.  ``costs``
+    says what each kernel costs for the shapes of the first call.
     """
 
     plan: GraphPlan
     module: fx.GraphModule
     moves: bool
     passing_bytes: int
+    costs: Mapping[str, Cost]
 
     @classmethod
-    def of(cls, plan: GraphPlan, module: fx.GraphModule) -> Planned:
+    def of(cls, plan: GraphPlan, module: fx.GraphModule, costs: Mapping[str, Cost]) -> Planned:
         """Return the planned graph that ``module`` was emitted for."""
-        return cls(plan, module, plan.moves, plan.passing_bytes)
+        return cls(plan, module, plan.moves, plan.passing_bytes, costs)
 
     @property
     def schedule(self) -> Schedule:

@@ -267,7 +267,7 @@ class Session:
         if known is None or known.plan is not plan:
             module = emit(graph.captured, plan.schedule, graph.compiled)
             libc.return_freed_memory()  # compiling has just left much of it
-            known = self._emitted[graph.name] = Planned.of(plan, module)
+            known = self._emitted[graph.name] = Planned.of(plan, module, graph.captured.costs)
         return known
 
     def _settle(self, graph: Graph, args: Sequence[Any]) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import difflib
 import html
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from zcompile.graphs import Planned
-from zcompile.ir import Schedule, Target, render
+from zcompile.ir import Cost, Hardware, Schedule, Target, render
+from zcompile.machines import load_machine
 from zcompile.passes.base import Stage
+from zcompile.report.estimate import Estimate, estimate
 from zcompile.report.excerpt import header, steps_with_bytes
 from zcompile.report.owner import session_of
 
@@ -19,7 +23,8 @@ class ScheduleReport:
 
     ``schedule`` is the plan as data and ``code`` the Python of the FX module that carries it
     out.  ``stages`` holds the schedule before and after each pass of ``pipeline``, which
-    planned for ``target``.  Printing a report shows an excerpt.
+    planned for ``target``.  ``costs`` says what each kernel costs for the shapes of the first
+    call.  Printing a report shows an excerpt.
     """
 
     schedule: Schedule
@@ -27,6 +32,7 @@ class ScheduleReport:
     code: str
     pipeline: str
     target: Target
+    costs: Mapping[str, Cost]
 
     @property
     def name(self) -> str:
@@ -56,6 +62,19 @@ class ScheduleReport:
         ran = ", ".join(each.name for each in self.stages) or "none"
         raise ValueError(f"{self.name}: no pass {stage!r} ran; these did: {ran}")
 
+    def simulate(self, machine: str | Path | Hardware) -> Estimate:
+        """Return how long this plan would take on ``machine``, and what it would wait for.
+
+        ``machine`` is a name out of `zcompile.machines.machine_names`, the path of a JSON file
+        of that form, or a `Hardware`.  Kernel times are those of the roofline, with nothing
+        measured, and nothing runs beside this graph.
+
+        Raises ``ValueError`` for a machine that there is not, that has no link for a move of
+        the plan, or that gives no time for one of its operations.
+        """
+        hardware = machine if isinstance(machine, Hardware) else load_machine(machine)
+        return estimate(self.schedule, self.costs, hardware)
+
     def __str__(self) -> str:
         lines = header(self.schedule, self.target, self.pipeline)
         return "\n".join([*lines, *steps_with_bytes(self.schedule, self.target)])
@@ -82,7 +101,12 @@ def schedules(model: object) -> tuple[ScheduleReport, ...]:
 
 def _report(planned: Planned) -> ScheduleReport:
     return ScheduleReport(
-        planned.schedule, planned.stages, planned.module.code, planned.pipeline, planned.target
+        planned.schedule,
+        planned.stages,
+        planned.module.code,
+        planned.pipeline,
+        planned.target,
+        planned.costs,
     )
 
 
