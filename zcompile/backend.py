@@ -69,6 +69,7 @@ class Backend:
                 raise ValueError(f"{names}: backend zinf takes no such argument, only options")
             given = Options.from_env(os.environ, options)
             _check_devices(example_inputs, given)
+            _check_owner(owner, given)
             session = self.session(owner, given)
             if parameters is not None:
                 session.planner.check_pins(parameters)
@@ -145,6 +146,19 @@ def _check_devices(example_inputs: Sequence[Any], options: Options) -> None:
             f"device_budget={options.device_budget}: the model has tensors on {', '.join(others)}, "
             "and budgets are kept on the CPU only so far; move the model to the CPU, or leave "
             "device_budget out"
+        )
+
+
+def _check_owner(owner: object, options: Options) -> None:
+    """Raise ``ValueError`` if somebody else gives and takes the memory of its parameters."""
+    if options.device_budget is None or not isinstance(owner, nn.Module):
+        return
+    if any(torch_private.is_fully_sharded(each) for each in owner.modules()):
+        raise ValueError(
+            f"device_budget={options.device_budget}: {type(owner).__name__} is sharded by "
+            "fully_shard or FullyShardedDataParallel, which give and take the memory of its "
+            "parameters themselves; train it unsharded or under DistributedDataParallel, or "
+            "leave device_budget out"
         )
 
 
@@ -237,6 +251,11 @@ class Runner:
         self._keep = None if owned else session
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if torch_private.has_tangent(args):
+            raise ValueError(
+                "forward-mode differentiation (torch.autograd.forward_ad) reached a compiled "
+                "graph, which would lose the tangents; call the module itself within dual_level()"
+            )
         return self._session_of(args).run(self._graph, args)
 
     def _session_of(self, args: Sequence[Any]) -> Session:

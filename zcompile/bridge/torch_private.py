@@ -46,7 +46,9 @@ __all__ = [
     "forced_stance",
     "gradient_input_index",
     "graph_input_index",
+    "has_tangent",
     "in_compiled_call",
+    "is_fully_sharded",
     "is_saved_activation",
     "is_sole_owner",
     "lazy_modules",
@@ -221,10 +223,29 @@ def _attempt(of: dict[str, Any]) -> Attempt:
     )
 
 
+def has_tangent(tensors: Sequence[object]) -> bool:
+    """Whether one of ``tensors`` is a dual number of forward-mode differentiation."""
+    forward_ad: Any = torch.autograd.forward_ad
+    if forward_ad._current_level < 0:
+        return False
+    with forward_ad._set_fwd_grad_enabled(True):
+        return any(
+            forward_ad.unpack_dual(each).tangent is not None
+            for each in tensors
+            if isinstance(each, torch.Tensor)
+        )
+
+
 def forced_stance() -> str | None:
     """Return the stance of ``torch.compiler.set_stance`` if it keeps compiled code from running."""
     stance = eval_frame._stance.stance  # pyright: ignore[reportPrivateUsage]
     return stance if stance == "force_eager" else None
+
+
+def is_fully_sharded(module: nn.Module) -> bool:
+    """Whether ``module`` was sharded by either of torch's FSDPs; imports neither."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
 
 
 def original_of(compiled: Callable[..., Any]) -> Callable[..., Any]:
