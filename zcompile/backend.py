@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from zcompile.bridge import inductor, torch_private
