@@ -153,8 +153,8 @@ def test_fully_shard(swap_dir: Path, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor")
 def test_a_dynamically_quantized_model(swap_dir: Path) -> None:
-    quantize: Any = torch.ao.quantization.quantize_dynamic
-    model = quantize(made(), {nn.Linear})
+    quantization: Any = torch.ao.quantization
+    model = quantization.quantize_dynamic(made(), {nn.Linear})
     want = model(x_of())
     assert torch.equal(in_file(model, swap_dir, Backend())(x_of()), want)
 

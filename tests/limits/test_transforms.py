@@ -23,10 +23,17 @@ forward_ad: Any = torch.autograd.forward_ad
 
 TRANSFORMS: dict[str, Transform] = {
     "vmap": lambda call: func.vmap(call)(torch.stack([x_of(0), x_of(1)])),
-    "grad": lambda call: func.grad(lambda x: call(x).square().sum())(x_of()),
+    "grad": lambda call: func.grad(_sum_of(call))(x_of()),
     "jvp": lambda call: torch.stack(func.jvp(call, (x_of(),), (x_of(1),))),
     "jacrev": lambda call: func.jacrev(call)(x_of()),
 }
+
+
+def _sum_of(call: Any) -> Callable[[Tensor], Any]:
+    def loss(x: Tensor) -> Any:
+        return call(x).square().sum()
+
+    return loss
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -129,7 +136,8 @@ def _traced(call: Any) -> Any:
 
 
 def test_scripted_modules(swap_dir: Path) -> None:
-    scripted: Any = torch.jit.script(made())
+    jit: Any = torch.jit
+    scripted = jit.script(made())
     with pytest.raises(RuntimeError, match=r"does not support compiling torch\.jit\.script"):
         in_file(scripted, swap_dir, Backend())(x_of())
 
