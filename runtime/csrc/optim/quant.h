@@ -51,7 +51,7 @@ template <bool Signed, bool Stochastic>
 static void to_codes(const float* __restrict from, float scale, uint8_t* __restrict codes,
                      const uint32_t* __restrict random, int64_t num) {
     using C = Code<Signed>;
-    const float factor = scale > 0.0f && scale <= 0x1p127f ? 1.0f / scale : 0.0f;
+    const float factor = scale > 0.0f && scale <= 0x1.fffffep127f ? 1.0f / scale : 0.0f;
     for (int64_t i = 0; i < num; ++i) {
         const uint32_t sign = Signed ? bits_of(from[i]) >> 24 & 128u : 0u;
         const float size = float_of(bits_of(from[i]) & magnitude) * factor;
