@@ -5,11 +5,13 @@ When a new version of torch breaks the backend, run this file first.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo import config as dynamo_config
 
 from tests.fx.graphs import Block
 from zcompile.bridge import torch_private
@@ -182,3 +184,64 @@ def test_backward_can_be_traced_outside_autocast() -> None:
         op="call_function", target=torch.ops.aten.sum.dim_IntList
     )
     assert [each.meta["val"].dtype for each in sums] == [torch.bfloat16]
+
+
+class _Attempts:
+    """What Dynamo says of each frame that it is about to compile."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch_private.Attempt] = []
+        self.within: list[bool] = []
+
+    def __call__(self) -> None:
+        attempt = torch_private.attempt_under_way()
+        assert attempt is not None
+        self.seen.append(attempt)
+        frame = inspect.currentframe()
+        assert frame is not None
+        self.within.append(torch_private.in_compiled_call(frame))
+
+
+def test_dynamo_tells_of_each_attempt_and_of_the_last_that_it_refuses() -> None:
+    torch.compiler.reset()
+    attempts = _Attempts()
+    end = torch_private.watch_attempts(attempts)
+    compiled: Any = torch.compile(Block(8), backend="eager", dynamic=False)
+    with dynamo_config.patch(recompile_limit=2):
+        for batch in (1, 2, 3):
+            compiled(torch.randn(batch, 8))
+        end()
+        compiled(torch.randn(4, 8))
+    assert [each.num_graphs for each in attempts.seen] == [0, 1, 2]
+    assert [each.limit for each in attempts.seen] == [
+        None,
+        None,
+        "torch._dynamo.config.recompile_limit (2)",
+    ]
+    assert all(each.frame.startswith("forward (") for each in attempts.seen)
+    assert "size mismatch" in attempts.seen[-1].reason
+    assert not attempts.seen[-1].fatal
+    assert attempts.within == [True] * 3
+
+
+def test_a_frame_of_a_plain_call_is_in_no_compiled_one() -> None:
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert not torch_private.in_compiled_call(frame)
+
+
+def test_the_stance_that_keeps_compiled_code_from_running() -> None:
+    assert torch_private.forced_stance() is None
+    with torch.compiler.set_stance("force_eager"):
+        assert torch_private.forced_stance() == "force_eager"
+
+
+# torch's own derivatives of forward mode are scripts.
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_dual_numbers_are_seen() -> None:
+    forward_ad: Any = torch.autograd.forward_ad
+    plain = torch.ones(2)
+    assert not torch_private.has_tangent([plain])
+    with forward_ad.dual_level():
+        assert not torch_private.has_tangent([plain, 3])
+        assert torch_private.has_tangent([plain, forward_ad.make_dual(plain, plain)])

@@ -285,3 +285,16 @@ model(torch.ones(100)).sum().backward()
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
     assert os.listdir(tmp_path) == []
+
+
+def test_pages_that_eager_code_touched_are_counted_once(homes: Homes, ledger: Ledger) -> None:
+    tensor = homes.fresh("w", Tier.NVME, torch.float32, (1 << 20,), (1,))
+    tensor.fill_(1)
+    homes.trim()
+    before = ledger.snapshot()
+    homes.trim()
+    assert ledger.snapshot().since(before).eager_bytes == 0, "nothing is resident"
+    assert tensor.sum() == 1 << 20
+    homes.trim()
+    counted = ledger.snapshot().since(before).eager_bytes
+    assert tensor.nbytes <= counted < 2 * tensor.nbytes
