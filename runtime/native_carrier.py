@@ -25,7 +25,7 @@ from zcompile.runtime.native_io import (
 )
 from zcompile.runtime.pending import Pending
 
-DIRECT_BLOCK_BYTES = 2 << 20
+DIRECT_BLOCK_BYTES = 4 << 20
 """Aligned memory is read and written in blocks of this size, which take no buffer."""
 
 DEPTHS = {IOKind.URING: 8, IOKind.THREADS: 4}
