@@ -1,0 +1,205 @@
+"""Time native AdamW against torch's and against memory itself.
+
+    python benchmarks/optimizers.py
+    python benchmarks/optimizers.py --large 20_000_000 --repeats 5 --threads 1
+
+Rows are ratios of medians of alternating runs: the other's time over ours.  Ours includes
+writing down where all tensors are, as a session does at each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import AdamW
+
+from zcompile.runtime.build import native_recipe
+from zcompile.runtime.native import Native, load
+from zcompile.runtime.native_optim import BLOCK, Item, Optimizers, batch, new_state
+from zcompile.runtime.optim_formulas import Adam
+from zcompile.runtime.pool import Pool
+
+OPTIONS = Adam(1e-3, weight_decay=0.01, decoupled=True)
+STEP = 5
+
+
+@dataclass(slots=True)
+class Bench:
+    """The library, its threads, and how often to measure."""
+
+    optimizers: Optimizers
+    pool: Pool
+    repeats: int
+
+    def medians(self, runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+        """Return the median seconds of each of ``runs``, which take turns."""
+        seconds: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(self.repeats + 1):
+            for name, run in runs.items():
+                start = time.perf_counter()
+                run()
+                seconds[name].append(time.perf_counter() - start)
+        return {name: median(each[1:]) for name, each in seconds.items()}
+
+    def step(self, items: Sequence[Item]) -> None:
+        assert self.optimizers.step(OPTIONS.formula(), batch(items), self.pool)
+
+
+def item(param: Tensor, grad: Tensor, **others: Tensor) -> Item:
+    """Return fp32 moments and ``param`` as an item; ``out`` may come with it."""
+    states = [torch.zeros(param.numel(), dtype=torch.float32) for _ in range(2)]
+    return sized(Item(param, grad, states, out=others.get("out")))
+
+
+def sized(one: Item) -> Item:
+    one.step_size, one.denom_divisor = OPTIONS.step_size(STEP), OPTIONS.denom_divisor(STEP)
+    return one
+
+
+def torch_optimizer(items: Sequence[Item], **way: bool) -> AdamW:
+    """Return torch's optimizer over the same memory."""
+    params = [Parameter(one.param) for one in items]
+    optimizer = AdamW(params, lr=OPTIONS.lr, weight_decay=OPTIONS.weight_decay, **way)
+    for param, one in zip(params, items, strict=True):
+        if one.grad.dtype is param.dtype:
+            param.grad = one.grad
+        moments = zip(("exp_avg", "exp_avg_sq"), one.states, strict=True)
+        optimizer.state[param] = {"step": torch.tensor(STEP - 1.0), **dict(moments)}
+    return optimizer
+
+
+def stream_of(pool: Pool, one: Item) -> Callable[[], None]:
+    """Return what moves the bytes of an update of ``one`` through memory."""
+    folder = tempfile.mkdtemp()
+    library = Path(folder) / "stream.so"
+    source = Path(__file__).with_name("adam_stream.cpp")
+    compiler = native_recipe().compiler
+    flags = ("-O3", "-march=native", "-shared", "-fPIC")
+    subprocess.run([*compiler, *flags, str(source), "-o", str(library)], check=True)
+    function = ctypes.CDLL(str(library)).adam_stream
+    numel = one.param.numel()
+    tensors = [one.param, one.grad, *(state for state in one.states if state is not None)]
+    share = -(-numel // (pool.num_threads * 16)) * 16
+
+    def chunk(index: int) -> None:
+        start = index * share
+        addresses = [ctypes.c_void_p(each.data_ptr() + 4 * start) for each in tensors]
+        function(*addresses, ctypes.c_int64(min(share, numel - start)))
+
+    return lambda: pool.run(pool.num_threads, chunk)
+
+
+def one_large(bench: Bench, numel: int) -> dict[str, float]:
+    one = item(torch.randn(numel), torch.randn(numel))
+    runs: dict[str, Callable[[], object]] = {
+        "ours": lambda: bench.step([one]),
+        "torch fused": torch_optimizer([one], fused=True).step,
+        "stream": stream_of(bench.pool, one),
+    }
+    return bench.medians(runs)
+
+
+def many_small(bench: Bench, numel: int, num_tensors: int) -> dict[str, float]:
+    each = numel // num_tensors
+    items = [item(torch.randn(each), torch.randn(each)) for _ in range(num_tensors)]
+    whole = item(torch.randn(numel), torch.randn(numel))
+    runs: dict[str, Callable[[], object]] = {
+        "ours": lambda: bench.step(items),
+        "ours, one tensor": lambda: bench.step([whole]),
+        "torch fused": torch_optimizer(items, fused=True).step,
+        "torch default": torch_optimizer(items).step,
+    }
+    return bench.medians(runs)
+
+
+def half_in_and_out(bench: Bench, numel: int) -> dict[str, float]:
+    grad, out = torch.randn(numel).bfloat16(), torch.zeros(numel, dtype=torch.bfloat16)
+    one = item(torch.randn(numel), grad, out=out)
+    wide = torch.empty(numel)
+    optimizer = torch_optimizer([one], fused=True)
+    (param,) = optimizer.param_groups[0]["params"]
+
+    def with_passes() -> None:
+        param.grad = wide.copy_(grad)
+        optimizer.step()
+        out.copy_(param.detach())
+
+    return bench.medians({"ours": lambda: bench.step([one]), "torch fused, passes": with_passes})
+
+
+def in_8_bits(bench: Bench, numel: int) -> dict[str, float]:
+    grad, out = torch.randn(numel).bfloat16(), torch.zeros(numel, dtype=torch.bfloat16)
+    wide = item(torch.randn(numel), grad, out=out)
+    made = [new_state(numel, torch.uint8) for _ in range(2)]
+    short = sized(
+        Item(
+            wide.param,
+            grad,
+            [state for state, _ in made],
+            scales=[scales for _, scales in made],
+            out=out,
+        )
+    )
+    runs: dict[str, Callable[[], object]] = {
+        "ours": lambda: bench.step([short]),
+        "fp32 states": lambda: bench.step([wide]),
+    }
+    return bench.medians(runs)
+
+
+def moved_bytes(state_bytes: float) -> float:
+    """Bytes an element that are read and written: fp32 master, bf16 gradient and copy."""
+    return 4 + 4 + 2 + 2 + 2 * 2 * state_bytes
+
+
+def report(title: str, seconds: Mapping[str, float], numel: int) -> None:
+    print(f"\n{title}")
+    for name, each in seconds.items():
+        ratio = "" if name == "ours" else f"  {each / seconds['ours']:6.2f} x ours"
+        print(f"  {name:22} {each * 1e9 / numel:7.3f} ns/parameter{ratio}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--large", type=int, default=100_000_000)
+    parser.add_argument("--small", type=int, default=10_000_000)
+    parser.add_argument("--tensors", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    given = parser.parse_args()
+    native = load()
+    if not isinstance(native, Native):
+        print(f"no native library: {native.reason}")
+        return 1
+    print(f"best instruction set: {list(native.isas)[-1]}")
+    for threads in given.threads:
+        torch.set_num_threads(threads)
+        bench = Bench(Optimizers(native), Pool(native, threads), given.repeats)
+        plural = "" if threads == 1 else "s"
+        print(f"\n== {threads} thread{plural}")
+        report(f"{given.large} in one tensor", one_large(bench, given.large), given.large)
+        title = f"{given.small} in {given.tensors} tensors"
+        report(title, many_small(bench, given.small, given.tensors), given.small)
+        half = half_in_and_out(bench, given.small)
+        report(f"{given.small}, bf16 in and out", half, given.small)
+        title = f"{given.small}, states in 8 bits, bf16 in and out"
+        report(title, in_8_bits(bench, given.small), given.small)
+    print(f"\nbytes moved a parameter: {moved_bytes(1 + 4 / BLOCK):.2f} with states in 8 bits, ")
+    print(f"  {moved_bytes(4):.2f} with states in fp32")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
