@@ -19,6 +19,7 @@ from zcompile.bridge.capture import gradient_name
 from zcompile.bridge.emit import emit
 from zcompile.bridge.inductor import SegmentCompiler
 from zcompile.bridge.sizes import Bindings
+from zcompile.buckets import Buckets
 from zcompile.gradients import GradientWatch
 from zcompile.graphs import Graph, Planned
 from zcompile.ir import Fetch, Offload, Schedule, Target, Tier
@@ -77,6 +78,7 @@ class Session:
         self._fitting: dict[str, set[Bindings]] = {}
         self.ledger = Ledger()
         self.leaving = Leaving(self.ledger)
+        self.buckets = Buckets()
         self._settled: Placement | None = None
         self._resident_bytes = 0
         self._left_alone: set[str] = set()
@@ -110,6 +112,7 @@ class Session:
             self.announce([graph])
             self._fit(graph, args)
             planned = self._prepared(graph, args)
+        self.buckets.look(gradients_leave=planned.moves)
         if self._machine is None and not planned.moves:
             with self._counted(planned.passing_bytes):
                 return planned.module(None, args)  # type: ignore[no-any-return]

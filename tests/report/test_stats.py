@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,14 @@ def test_it_prints_as_a_table(model: nn.Module) -> None:
     console = Console(record=True, width=120)
     console.print(zcompile.stats(model))
     assert "NVMe write" in console.export_text()
+
+
+def test_the_buckets_of_ddp_are_shown_as_what_they_are(model: nn.Module) -> None:
+    stats = zcompile.stats(model)
+    assert stats.ddp_bucket_bytes == 0
+    assert "DDP" not in str(stats)
+    text = str(replace(stats, ddp_bucket_bytes=3 << 20))
+    assert re.search(r"DDP's buckets, outside the budgets.*3\.0 MiB", text)
 
 
 def test_before_any_optimizer_step_there_are_totals_alone(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from torch._guards import TracingContext
 from torch.fx._lazy_graph_module import (
     _use_lazy_graph_module,  # pyright: ignore[reportPrivateUsage]
 )
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
 )
@@ -35,6 +36,7 @@ from torch.utils.flop_counter import flop_registry
 
 __all__ = [
     "Attempt",
+    "active_ddp",
     "aot_autograd",
     "attempt_under_way",
     "backward_outside_autocast",
@@ -59,6 +61,11 @@ __all__ = [
     "storage_key",
     "watch_attempts",
 ]
+
+
+def active_ddp() -> nn.Module | None:
+    """Return the ``DistributedDataParallel`` that is running its module's forward now."""
+    return DistributedDataParallel._active_ddp_module  # pyright: ignore[reportPrivateUsage]
 
 
 @contextlib.contextmanager

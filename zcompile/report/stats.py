@@ -36,6 +36,9 @@ class Stats:
     ``outside_bytes`` is what ran outside the compiled graphs has read of homes in files, by
     cause, in whole pages.  ``unused`` gives the bytes of each parameter that is in no graph:
     it stays in ordinary memory.  Of a compiled function that is not known.
+
+    ``ddp_bucket_bytes`` is what DDP holds of all gradients, in ordinary memory, which is in
+    no budget and no peak.
     """
 
     total: Snapshot
@@ -45,6 +48,7 @@ class Stats:
     host_budget: int | None
     outside_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
     unused: Mapping[str, int] = field(default_factory=dict[str, int])
+    ddp_bucket_bytes: int = 0
 
     def __str__(self) -> str:
         text = StringIO()
@@ -79,6 +83,8 @@ class Stats:
             peaks = [mebibytes(each.peak_bytes[tier]) for each in columns]
             table.add_row(f"{tier} peak{self._limit(tier)}", *peaks)
         table.add_row("device peak as planned", mebibytes(self.planned_peak_bytes))
+        if self.ddp_bucket_bytes:
+            table.add_row("DDP's buckets, outside the budgets", mebibytes(self.ddp_bucket_bytes))
         return table
 
     def _limit(self, tier: Tier) -> str:
@@ -107,6 +113,7 @@ def stats(model: object) -> Stats:
         session.options.host_budget,
         session.leaving.bytes_by_cause(),
         _unused(original_of(model), session) if callable(model) else {},
+        session.buckets.nbytes,
     )
 
 
@@ -117,5 +124,5 @@ def _unused(owner: object, session: Session) -> Mapping[str, int]:
     return {
         name: each.nbytes
         for name, each in owner.named_parameters()
-        if session.name_of(each) is None
+        if session.registry.name_of(each) is None
     }
