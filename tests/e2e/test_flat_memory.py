@@ -132,4 +132,4 @@ def _bytes_of_all(training: Training) -> int:
         if name != "step"
     )
     parameters = sum(each.nbytes for each in training.model.parameters())
-    return 2 * parameters + sum(each.nbytes for each in states)
+    return 2 * parameters + sum(int(each.nbytes) for each in states)
