@@ -204,14 +204,19 @@ def batch(items: Sequence[Item]) -> Batch:
     if not items:
         raise ValueError("items is empty: give at least one tensor to update")
     types = _types_of(items[0])
-    for item in items:
-        _check(item, types)
+    num_states = len(types[2])
+    if any(len(item.states) != num_states for item in items):
+        raise ValueError("the items of one call differ in their states: make a call for each")
     rows = np.zeros(len(items), _ROW)
-    rows["param"] = [item.param.data_ptr() for item in items]
-    rows["grad"] = [item.grad.data_ptr() for item in items]
-    rows["out"] = [_address(item.out) for item in items]
     numels = [item.param.numel() for item in items]
     rows["numel"] = numels
+    rows["param"] = _column([item.param for item in items], numels)
+    rows["grad"] = _column([item.grad for item in items], numels)
+    rows["out"] = _column([item.out for item in items], numels)
+    for slot in range(num_states):
+        rows["state"][:, slot] = _column([item.states[slot] for item in items], numels)
+        if types[2][slot] is _Type.Q8:
+            rows["scale"][:, slot] = [_scale(item, slot) for item in items]
     rows["first"] = [item.first for item in items]
     rows["whole_vectors"] = [
         numel if item.whole_vectors is None else item.whole_vectors
@@ -220,10 +225,6 @@ def batch(items: Sequence[Item]) -> Batch:
     rows["stream"] = [item.stream for item in items]
     rows["step_size"] = [item.step_size for item in items]
     rows["denom_divisor"] = [item.denom_divisor for item in items]
-    for slot in range(len(types[2])):
-        rows["state"][:, slot] = [_address(item.states[slot]) for item in items]
-    for slot in range(max(len(item.scales) for item in items)):
-        rows["scale"][:, slot] = [_address(item.scales[slot]) for item in items]
     return Batch(rows, types, tuple(items))
 
 
@@ -286,10 +287,6 @@ def _call(formula: Formula, of: Batch, isa: int) -> _Call:
     return call
 
 
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
 def _type_of(tensor: Tensor | None) -> _Type:
     return _Type.NONE if tensor is None else _TYPES.get(tensor.dtype, _Type.NONE)
 
@@ -299,28 +296,44 @@ def _types_of(item: Item) -> tuple[_Type, _Type, tuple[_Type, ...], _Type]:
     return _type_of(item.param), _type_of(item.grad), states, _type_of(item.out)
 
 
-def _check(item: Item, types: tuple[_Type, _Type, tuple[_Type, ...], _Type]) -> None:
-    """Raise ``ValueError`` unless ``item`` is of ``types`` and lies flat in ordinary memory."""
-    if _types_of(item) != types:
+def _column(tensors: Sequence[Tensor | None], numels: Sequence[int]) -> list[int]:
+    """Return the addresses of one tensor of each item; ``None`` is 0.
+
+    Raises ``ValueError`` unless all lie flat in ordinary memory and are of one type.
+    """
+    there = [tensor for tensor in tensors if tensor is not None]
+    if not there:
+        return [0] * len(tensors)
+    dtypes = {tensor.dtype for tensor in there}
+    if len(there) != len(tensors) or len(dtypes) != 1:
         raise ValueError("the items of one call differ in their types: make a call for each")
-    numel = item.param.numel()
-    for tensor in (item.param, item.grad, *item.states, item.out):
-        if tensor is not None and (
-            tensor.dtype not in _TYPES
-            or tensor.device.type != "cpu"
-            or tensor.numel() != numel
-            or not tensor.is_contiguous()
-        ):
-            raise ValueError(
-                f"a tensor of {tensor.dtype}, shape {tuple(tensor.shape)} on {tensor.device}: "
-                f"give contiguous tensors of {numel} elements in fp32, bf16, fp16 (or uint8 "
-                "for a state) on the cpu"
-            )
-    for slot, state in enumerate(item.states):
-        if state is not None and state.dtype is torch.uint8:
-            scale = item.scales[slot] if slot < len(item.scales) else None
-            if scale is None or scale.numel() * BLOCK < numel or scale.dtype != torch.float32:
-                raise ValueError(
-                    f"state {slot} is in 8 bits: its scales need one fp32 number for each "
-                    f"{BLOCK} elements"
-                )
+    flat = all(tensor.is_cpu and tensor.is_contiguous() for tensor in there)
+    if not flat or not dtypes <= _TYPES.keys() or [each.numel() for each in there] != numels:
+        for tensor, numel in zip(there, numels, strict=True):
+            _check(tensor, numel)
+    return [tensor.data_ptr() for tensor in there]
+
+
+def _check(tensor: Tensor, numel: int) -> None:
+    lies_flat = tensor.is_cpu and tensor.is_contiguous() and tensor.numel() == numel
+    if not lies_flat or tensor.dtype not in _TYPES:
+        raise ValueError(
+            f"a tensor of {tensor.dtype}, shape {tuple(tensor.shape)} on {tensor.device}: give "
+            f"contiguous tensors of {numel} elements in fp32, bf16, fp16 (or uint8 for a state) "
+            "on the cpu"
+        )
+
+
+def _scale(item: Item, slot: int) -> int:
+    """Return the address of the scales of a state in 8 bits."""
+    scale = item.scales[slot] if slot < len(item.scales) else None
+    if (
+        scale is None
+        or scale.dtype is not torch.float32
+        or not scale.is_contiguous()
+        or scale.numel() * BLOCK < item.param.numel()
+    ):
+        raise ValueError(
+            f"state {slot} is in 8 bits: its scales need one fp32 number for each {BLOCK} elements"
+        )
+    return scale.data_ptr()
