@@ -20,8 +20,10 @@ class Interrupted(Exception):
     """What a user's code raises in the middle of an iteration."""
 
 
-@pytest.mark.parametrize("kind", [Interrupted, KeyboardInterrupt])
-@pytest.mark.parametrize("at", [2, 6])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(Interrupted, marks=pytest.mark.slow), KeyboardInterrupt]
+)
+@pytest.mark.parametrize("at", [pytest.param(2, marks=pytest.mark.slow), 6])
 def test_in_a_graph(at: int, kind: type[BaseException], swap_dir: Path) -> None:
     """The error comes out of an operation in the middle of forward (2) or of backward (6)."""
 

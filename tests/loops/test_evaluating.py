@@ -47,6 +47,7 @@ def test_evaluation_in_between(swap_dir: Path) -> None:
     check_loop(loop, swap_dir)
 
 
+@pytest.mark.slow
 def test_evaluation_between_micro_batches(swap_dir: Path) -> None:
     """While gradients are kept, and while a forward waits for its backward."""
 
@@ -69,6 +70,7 @@ def test_evaluation_between_micro_batches(swap_dir: Path) -> None:
     check_loop(loop, swap_dir)
 
 
+@pytest.mark.slow
 def test_first_evaluated_then_trained(swap_dir: Path) -> None:
     def loop(run: Run) -> None:
         model = Layers()

@@ -37,7 +37,7 @@ def test_an_average_by_deepcopy(swap_dir: Path) -> None:
     check_loop(loop, swap_dir)
 
 
-@pytest.mark.parametrize("multi", [True, False])
+@pytest.mark.parametrize("multi", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_averaged_model(multi: bool, swap_dir: Path) -> None:
     def loop(run: Run) -> None:
         model = Layers()
@@ -111,7 +111,7 @@ class Adapted(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("all_given", [True, False])
+@pytest.mark.parametrize("all_given", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_adapters_on_a_frozen_base(all_given: bool, swap_dir: Path) -> None:
     def loop(run: Run) -> None:
         model = Layers(5)
@@ -131,7 +131,7 @@ def test_adapters_on_a_frozen_base(all_given: bool, swap_dir: Path) -> None:
     check_loop(loop, swap_dir)
 
 
-@pytest.mark.parametrize("kind", [AdamW, SGD])
+@pytest.mark.parametrize("kind", [AdamW, pytest.param(SGD, marks=pytest.mark.slow)])
 def test_each_parameter_is_updated_in_backward(kind: type[Optimizer], swap_dir: Path) -> None:
     def loop(run: Run) -> None:
         model = Layers()

@@ -15,7 +15,7 @@ from tests.loops.nets import Layers, adamw, square_loss, step, x_of
 from tests.loops.playing import Run, check_loop
 
 
-@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("inside", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_autocast_to_bfloat16(inside: bool, swap_dir: Path) -> None:
     class Cast(Layers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ def test_autocast_to_bfloat16(inside: bool, swap_dir: Path) -> None:
     check_loop(loop, swap_dir)
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_autocast_to_float16_with_a_scaler(fused: bool, swap_dir: Path) -> None:
     """The first scale is too large: steps are skipped until it is small enough."""
 
@@ -62,7 +62,12 @@ def test_autocast_to_float16_with_a_scaler(fused: bool, swap_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow), torch.float64]
+    "dtype",
+    [
+        torch.bfloat16,
+        pytest.param(torch.float16, marks=pytest.mark.slow),
+        pytest.param(torch.float64, marks=pytest.mark.slow),
+    ],
 )
 def test_a_model_of_another_type(dtype: torch.dtype, swap_dir: Path) -> None:
     def loop(run: Run) -> None:
@@ -90,7 +95,7 @@ CONVERSIONS: dict[str, Callable[[nn.Module], nn.Module]] = {
 @pytest.mark.parametrize(
     "how", ["to", *(pytest.param(how, marks=pytest.mark.slow) for how in [*CONVERSIONS][1:])]
 )
-@pytest.mark.parametrize("anew", [True, False])
+@pytest.mark.parametrize("anew", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_model_is_converted_in_mid_training(how: str, anew: bool, swap_dir: Path) -> None:
     """The optimizer is made anew, or goes on with states of the type before."""
 
@@ -115,6 +120,7 @@ def test_a_model_is_converted_in_mid_training(how: str, anew: bool, swap_dir: Pa
     check_loop(loop, swap_dir)
 
 
+@pytest.mark.slow
 def test_a_state_dict_of_another_type(swap_dir: Path) -> None:
     """States of 32 bits are cast to the type of the parameters when they are loaded."""
 

@@ -47,7 +47,7 @@ class Inside(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings(GRADIENT_OF_NO_LEAF)
 def test_checkpoints_inside(reentrant: bool, swap_dir: Path) -> None:
     def loop(run: Run) -> None:
@@ -64,7 +64,7 @@ def test_checkpoints_inside(reentrant: bool, swap_dir: Path) -> None:
     check_loop(loop, swap_dir)
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("reentrant", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings(GRADIENT_OF_NO_LEAF)
 def test_a_checkpoint_around(reentrant: bool, swap_dir: Path) -> None:
     """The compiled model runs again while the backward of what is around it is under way."""
@@ -87,6 +87,7 @@ def test_a_checkpoint_around(reentrant: bool, swap_dir: Path) -> None:
     check_loop(loop, swap_dir)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(GRADIENT_OF_NO_LEAF)
 def test_parts_compiled_one_by_one_in_checkpoints(swap_dir: Path) -> None:
     def loop(run: Run) -> None:

@@ -14,7 +14,7 @@ from tests.loops.nets import Layers, adamw, step
 from tests.loops.playing import Run, check_loop
 
 
-@pytest.mark.parametrize("assign", [True, False])
+@pytest.mark.parametrize("assign", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_saved_run_goes_on(assign: bool, swap_dir: Path, tmp_path: Path) -> None:
     """The file is written while everything is at home, and read into a new model."""
 

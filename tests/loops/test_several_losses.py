@@ -16,7 +16,7 @@ from tests.loops.nets import GRADIENT_OF_NO_LEAF, WIDTH, Layers, adamw, square_l
 from tests.loops.playing import Run, check_loop
 
 
-@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("to_none", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_gradients_accumulate_over_micro_batches(to_none: bool, swap_dir: Path) -> None:
     def loop(run: Run) -> None:
         model = Layers()
@@ -49,7 +49,7 @@ class TwoHeads(nn.Module):
         return self.left(x), self.right(x)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("at_once", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_losses_of_one_trunk(at_once: bool, swap_dir: Path) -> None:
     def loop(run: Run) -> None:
         model = TwoHeads()
@@ -73,6 +73,7 @@ def test_two_losses_of_one_trunk(at_once: bool, swap_dir: Path) -> None:
     check_loop(loop, swap_dir)
 
 
+@pytest.mark.slow
 def test_one_loss_is_walked_twice(swap_dir: Path) -> None:
     def loop(run: Run) -> None:
         model = Layers()

@@ -52,7 +52,7 @@ def test_the_embedding_of_a_language_model_grows(anew: bool, swap_dir: Path) -> 
     check_loop(loop, swap_dir)
 
 
-@pytest.mark.parametrize("anew", [True, False])
+@pytest.mark.parametrize("anew", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_layer_is_added(anew: bool, swap_dir: Path) -> None:
     def loop(run: Run) -> None:
         model = Layers(3)
