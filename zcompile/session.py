@@ -7,10 +7,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from threading import RLock
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -87,7 +87,7 @@ class Session:
         self._takeover: Takeover | None = None
         self._iterations: deque[Snapshot] = deque(maxlen=MAX_ITERATIONS)
         self._lock = RLock()
-        on_step = register_optimizer_step_post_hook(partial(_end_iteration, weakref.ref(self)))
+        on_step = register_optimizer_step_post_hook(_ending(weakref.ref(self)))
         weakref.finalize(self, on_step.remove)
 
     def announce(self, graphs: Sequence[Graph]) -> None:
@@ -353,9 +353,13 @@ class Session:
         return found
 
 
-def _end_iteration(
-    session: weakref.ref[Session], optimizer: Optimizer, _args: object, _kwargs: object
-) -> None:
-    own = session()
-    if own is not None:
-        own.end_iteration(optimizer)
+def _ending(session: weakref.ref[Session]) -> Callable[[Optimizer, Any, Any], None]:
+    """Return a hook that ends an iteration; Dynamo is not to trace it with a compiled step."""
+
+    def end(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        own = session()
+        if own is not None:
+            own.end_iteration(optimizer)
+
+    hook: Callable[[Optimizer, Any, Any], None] = torch.compiler.disable(end)  # type: ignore[no-untyped-call]
+    return hook
