@@ -97,7 +97,7 @@ def a_layer_is_pruned_for_a_while(run: Run) -> None:
     _step(learner, 3)
 
 
-@case()
+@case(slow=True)
 def averages_follow_the_weights(run: Run) -> None:
     learner = run.learner(Stack)
     averages: list[Any] = [
@@ -204,7 +204,7 @@ class _Adapters(Stack):
         self.layers = nn.ModuleList(_Adapted() for _ in range(4))
 
 
-@case(refusals=2)
+@case(slow=True, refusals=2)
 def adapters_are_merged_into_a_frozen_base_and_taken_out(run: Run) -> None:
     learner = run.learner(_Adapters)
     for seed in range(3):
@@ -217,7 +217,7 @@ def adapters_are_merged_into_a_frozen_base_and_taken_out(run: Run) -> None:
             each.merge(-1)
 
 
-@case(refusals=3)
+@case(slow=True, refusals=3)
 def weights_are_frozen_and_thawed(run: Run) -> None:
     learner = run.learner(_Adapters, lambda model: adamw(nn.ModuleList([model])))
     _step(learner, 0)

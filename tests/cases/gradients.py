@@ -17,7 +17,7 @@ def _loss(learner: Learner, seed: int, batch: int = 4) -> Any:
     return square(learner.call(x_of(seed, batch, WIDTH)))
 
 
-@case(refusals=2)
+@case(slow=True, refusals=2)
 def micro_batches_of_uneven_sizes(run: Run) -> None:
     learner = run.learner(Stack)
     for seed in range(3):

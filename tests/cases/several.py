@@ -70,7 +70,7 @@ def one_model_is_compiled_twice(run: Run) -> None:
         learner.step(second(x_of(seed, 4, WIDTH)).mean())
 
 
-@case()
+@case(slow=True)
 def blocks_are_compiled_one_by_one(run: Run) -> None:
     torch.manual_seed(0)
     blocks = nn.ModuleList(Stack(3) for _ in range(3))

@@ -59,7 +59,7 @@ class _Mirror(nn.Module):
         return x
 
 
-@case(slow=True, inductor=True)
+@case(slow=True)
 def a_decoder_is_the_transposed_encoder(run: Run) -> None:
     learner = run.learner(_Mirror)
     for seed in range(3):

@@ -6,14 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import edits, gradients, several, sharing
-from tests.cases.budgets import check
+from tests.cases import (
+    activations,
+    edits,
+    gradients,
+    modes,
+    optimizers,
+    several,
+    sharing,
+)
+from tests.cases.budgets import check, check_moved, check_same, run_tight, run_under
 from tests.cases.run import Case, cases_of
 
 # Dynamo looks for gradients of inputs that are no leaves; it hides the warning from people only.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
-CASES = [each for module in (sharing, several, gradients, edits) for each in cases_of(module)]
+MODULES = (sharing, several, gradients, edits, modes, optimizers, activations)
+
+CASES = [each for module in MODULES for each in cases_of(module)]
 
 
 def _marks(case: Case) -> list[pytest.MarkDecorator]:
@@ -33,3 +43,12 @@ def test_it_gives_the_bits_of_plain_pytorch(case: Case, swap_dir: Path) -> None:
 )
 def test_a_budget_changes_no_bit_of_inductors(case: Case, swap_dir: Path) -> None:
     check(case, swap_dir, "inductor")
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_that_of_plain_pytorch_where_states_travel(swap_dir: Path) -> None:
+    # With everything resident torch compiles the update too, and rounds it as it likes.
+    case = Case(optimizers.compiled_training_step)
+    tight = run_tight(case, {"nvme_dir": swap_dir, "compute": "eager"})
+    check_same(tight, run_under(case, None), "tight budgets and plain PyTorch")
+    check_moved(tight.compiled[0])
