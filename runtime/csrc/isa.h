@@ -31,7 +31,7 @@ int32_t isa_resolved(int32_t isa);
     namespace zinf::avx2 { __VA_ARGS__; }     \
     namespace zinf::avx512 { __VA_ARGS__; }
 #else
-#define ZINF_SELECT(name, isa) (&zinf::baseline::name)
+#define ZINF_SELECT(name, isa) ((void)(isa), &zinf::baseline::name)
 #define ZINF_DECLARE_PER_ISA(...) \
     namespace zinf::baseline { __VA_ARGS__; }
 #endif
