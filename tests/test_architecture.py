@@ -19,7 +19,7 @@ STDLIB_ONLY = frozenset[str]()
 
 BELOW_SESSION = {
     *("ir", "errors", "options", "passes", "runtime", "planner"),
-    *("registry", "bridge", "graphs", "gradients", "optim", "leaving"),
+    *("registry", "bridge", "graphs", "buckets", "gradients", "optim", "leaving"),
 }
 BELOW_BACKEND = {*BELOW_SESSION, "session"}
 
@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "registry": set(),
     "bridge": {"ir", "runtime"},
     "graphs": {"ir", "passes", "bridge", "planner"},
+    "buckets": {"errors", "bridge"},
     "gradients": {"ir", "bridge", "runtime"},
     "optim": {"ir", "passes", "runtime"},
     "leaving": {"errors", "runtime", "bridge"},
