@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 help:
 	@echo "make demo      fine-tune SmolLM2-135M inside a memory budget"
 	@echo "make test      the test suite"
-	@echo "make test-all  the test suite with its slow tests"
+	@echo "make test-all  the test suite with its slow tests, but for the exhaustive ones"
 	@echo "make lint      ruff, mypy and pyright"
 	@echo "make format    let ruff format the code"
 	@echo "make venv      only create $(VENV) and install everything"
@@ -44,7 +44,7 @@ test: venv
 	$(BIN)/python -m pytest -m "not slow and not gpu and not cross and not sanitize"
 
 test-all: venv
-	$(BIN)/python -m pytest -m "not gpu and not cross"
+	$(BIN)/python -m pytest -m "not exhaustive and not gpu and not cross"
 
 lint: venv
 	$(BIN)/ruff check
