@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.config as dynamo_config
 
 from tests.architectures.modules import CALLS, NAMES, Sample, samples_of, trained
 from tests.e2e.jobs import Record, compiled, differences
@@ -71,7 +72,7 @@ def alone() -> list[Sample]:
 @pytest.fixture(autouse=True)
 def recurrent_modules_in_graphs() -> Generator[None]:
     # Dynamo leaves nn.RNN and its like out of graphs unless told to take them in.
-    with torch._dynamo.config.patch(allow_rnn=True):
+    with dynamo_config.patch(allow_rnn=True):
         yield
 
 
