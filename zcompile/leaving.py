@@ -147,10 +147,12 @@ class Leaving:
         warnings.warn(f"outside the compiled graphs: {cause}.  So {what}.  {MEMORY}", stacklevel=3)
 
     def _cause_on_other_threads(self) -> str:
-        own = threading.get_ident()
         frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-        for thread, frame in frames.items():
-            if thread != own and self._runs_uncompiled(frame):
+        # Our own frame would hold itself, and the locals of all that called us: a cycle, which
+        # keeps gradients and their homes until the collector comes by.
+        del frames[threading.get_ident()]
+        for frame in frames.values():
+            if self._runs_uncompiled(frame):
                 return self._cause_inside() if in_compiled_call(frame) else THE_MODULE
         return OTHER
 

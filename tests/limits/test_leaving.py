@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import warnings
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,8 @@ import zcompile
 from tests.e2e.jobs import same_bits
 from tests.e2e.sides import copies
 from zcompile.bridge import torch_private
-from zcompile.leaving import OTHER, THE_MODULE
+from zcompile.leaving import OTHER, THE_MODULE, Leaving
+from zcompile.runtime.ledger import Ledger
 
 WIDTH = 256
 
@@ -288,3 +291,19 @@ def test_frames_of_other_models_are_none_of_ours(swap_dir: Path) -> None:
 def test_nothing_is_under_way_outside_a_compilation() -> None:
     assert torch_private.attempt_under_way() is None
     assert torch_private.forced_stance() is None
+
+
+def test_looking_for_the_cause_keeps_nothing_of_its_callers() -> None:
+    leaving = Leaving(Ledger())
+
+    def caller() -> weakref.ref[Tensor]:
+        local = torch.empty(1)
+        leaving.read(1)
+        return weakref.ref(local)
+
+    gc.collect()
+    gc.disable()  # a cycle would go away with the collector, at some time
+    try:
+        assert caller()() is None
+    finally:
+        gc.enable()

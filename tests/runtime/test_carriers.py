@@ -100,9 +100,13 @@ def test_waiting_can_be_interrupted(transfers: Transfers, extent_file: ExtentFil
     )
     assert gate.reached.wait(SECONDS)
     interrupting = threading.Thread(target=signal.raise_signal, args=(signal.SIGINT,))
-    with pytest.raises(KeyboardInterrupt):  # before the wait or in the middle of it
+
+    def interrupted_wait() -> None:  # before the wait or in the middle of it
         interrupting.start()
         copy.wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_wait()
     gate.opened.set()
     copy.wait()
 
