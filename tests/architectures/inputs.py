@@ -62,6 +62,12 @@ def pictures_alone(generator: torch.Generator, *, side: int = SIDE) -> dict[str,
     return {"pixel_values": torch.randn(2, 3, side, side, generator=generator)}
 
 
+def classed_pixels(generator: torch.Generator, *, side: int = 32) -> dict[str, Tensor]:
+    """Return two pictures and the class of each of their pixels."""
+    given = pictures_alone(generator, side=side)
+    return {**given, "labels": _draw(generator, 2, 2, side, side)}
+
+
 def spectra(generator: torch.Generator) -> dict[str, Tensor]:
     """Return the spectra of two sounds and the words spoken in them."""
     features = torch.randn(2, 8, 32, generator=generator)

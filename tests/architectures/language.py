@@ -123,6 +123,7 @@ BART: dict[str, Any] = {
 _translator = partial(Family, kind="encoder-decoder", batch=translations)
 
 TRANSLATORS: dict[str, Family] = {
+    "bart": _translator(model="BartForConditionalGeneration", sizes=BART),
     "t5": _translator(model="T5ForConditionalGeneration", sizes=T5),
 }
 
@@ -140,6 +141,7 @@ MIXTURES: dict[str, Family] = {
     "gpt-oss": _mixture(
         model="GptOssForCausalLM", sizes={**EXPERTS, "head_dim": 8, "sliding_window": 4}
     ),
+    "mixtral": _mixture(model="MixtralForCausalLM", sizes=EXPERTS),
 }
 
 STATE: dict[str, Any] = {

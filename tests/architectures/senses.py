@@ -8,6 +8,7 @@ from typing import Any
 from tests.architectures.family import Family, with_momentum
 from tests.architectures.inputs import (
     SIDE,
+    classed_pixels,
     pairs,
     pictures,
     spectra,
@@ -36,6 +37,10 @@ UNUSED_OUTPUTS = (
     "changes how the gradient of the scores lies in memory, and so the order of a sum over it"
 )
 
+INTERPOLATION = (
+    "bilinear interpolation, one kernel in plain PyTorch, is traced as several operations"
+)
+
 
 _seeing = partial(Family, kind="vision", batch=pictures)
 
@@ -51,11 +56,29 @@ VISION: dict[str, Family] = {
         batch=partial(pictures, side=32),
         make_optimizer=with_momentum,
     ),
+    "dinov2": _seeing(model="Dinov2ForImageClassification", sizes=VIEW),
     "resnet": _seeing(
         model="ResNetForImageClassification",
         sizes=BLOCKS,
         batch=partial(pictures, side=32),
         make_optimizer=with_momentum,
+    ),
+    "segformer": _seeing(
+        model="SegformerForSemanticSegmentation",
+        sizes={
+            "num_encoder_blocks": 2,
+            "depths": [1, 1],
+            "sr_ratios": [2, 1],
+            "hidden_sizes": [8, 16],
+            "patch_sizes": [7, 3],
+            "strides": [4, 2],
+            "num_attention_heads": [1, 2],
+            "mlp_ratios": [2, 2],
+            "decoder_hidden_size": 16,
+        },
+        batch=classed_pixels,
+        reference="aot_eager",
+        because=INTERPOLATION,
     ),
     "swin": _seeing(
         model="SwinForImageClassification",

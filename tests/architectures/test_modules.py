@@ -17,13 +17,11 @@ import pytest
 import torch
 import torch._dynamo.config as dynamo_config
 
+from tests.architectures.budgets import least_budget
 from tests.architectures.modules import CALLS, NAMES, Sample, samples_of, trained
 from tests.e2e.jobs import Record, compiled, differences
 from zcompile.backend import Backend
-from zcompile.errors import BudgetError
-from zcompile.ir import PAGE_BYTES, Role
-from zcompile.options import Options
-from zcompile.planner import Planner
+from zcompile.ir import Role
 from zcompile.runtime.ledger import Channel
 from zcompile.session import Session
 
@@ -151,15 +149,6 @@ def trained_by_us(
     model, records = trained(samples, lambda model: compiled(model, options, backend))
     sessions = backend.sessions(model)
     return (sessions[0] if sessions else None), records
-
-
-def least_budget(session: Session, options: dict[str, Any]) -> int:
-    """Return the least device budget, as the error names it, for the graphs of ``session``."""
-    planner = Planner(Options.parse({**options, "device_budget": PAGE_BYTES}))
-    with pytest.raises(BudgetError) as caught:
-        planner.announce(each.captured for each in session.planner.plans())
-    assert caught.value.option == "device_budget"
-    return caught.value.smallest_bytes
 
 
 def parameter_bytes(session: Session) -> int:
