@@ -26,7 +26,7 @@ ITERATIONS = 5
 
 AMPLE = "1GiB"
 
-SAMPLE = ("gpt-2", "albert", "gpt-oss", "convnext", "whisper", "mamba-2")
+SAMPLE = ("bloom", "albert", "gpt-oss", "convnext", "whisper", "mamba-2")
 """Tried by default: a decoder and one of each kind that is unlike it."""
 
 
