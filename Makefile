@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Processes that share the tests; make test WORKERS=2 is faster where nothing else runs.
+WORKERS ?= 0
 
 .PHONY: help venv native sanitize demo test test-all lint format clean
 
@@ -41,10 +43,10 @@ demo: venv
 	$(BIN)/zinf demo
 
 test: venv
-	$(BIN)/python -m pytest -m "not slow and not gpu and not cross and not sanitize"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu and not cross and not sanitize"
 
 test-all: venv
-	$(BIN)/python -m pytest -m "not exhaustive and not gpu and not cross"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not exhaustive and not gpu and not cross"
 
 lint: venv
 	$(BIN)/ruff check
