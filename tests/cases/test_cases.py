@@ -18,8 +18,12 @@ from tests.cases import (
 from tests.cases.budgets import check, check_moved, check_same, run_tight, run_under
 from tests.cases.run import Case, cases_of
 
-# Dynamo looks for gradients of inputs that are no leaves; it hides the warning from people only.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+# Dynamo looks for gradients of inputs that are no leaves, and makes an object of a Function with
+# static methods; it hides the warnings from people only.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning"),
+]
 
 MODULES = (sharing, several, gradients, edits, modes, optimizers, activations)
 

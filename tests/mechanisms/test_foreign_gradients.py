@@ -53,6 +53,7 @@ def process_group(tmp_path: Path) -> Generator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.filterwarnings("ignore:DDP keeps")
 @pytest.mark.parametrize("as_view", [False, True])
 @pytest.mark.filterwarnings(TOLD)
 @pytest.mark.usefixtures("process_group")
