@@ -170,7 +170,7 @@ def _fixed(tensor: Tensor) -> str | None:
         return "is expanded: several of its elements are one"
     if tensor.is_conj() or tensor.is_neg():
         return "is conjugated or negated lazily"
-    if tensor.is_shared():  # type: ignore[no-untyped-call]
+    if tensor.is_shared():
         return "is shared with other processes"
     if tensor.is_inference():
         return "was made in inference mode"

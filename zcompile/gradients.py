@@ -108,7 +108,7 @@ def _weak(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         if bound is not None:
             bound(parameter)
 
-    disabled: Any = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    disabled: Any = torch.compiler.disable(hook)
     return cast("Callable[[Tensor], None]", disabled)
 
 

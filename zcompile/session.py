@@ -361,5 +361,5 @@ def _ending(session: weakref.ref[Session]) -> Callable[[Optimizer, Any, Any], No
         if own is not None:
             own.end_iteration(optimizer)
 
-    hook: Callable[[Optimizer, Any, Any], None] = torch.compiler.disable(end)  # type: ignore[no-untyped-call]
+    hook: Callable[[Optimizer, Any, Any], None] = torch.compiler.disable(end)
     return hook

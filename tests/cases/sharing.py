@@ -34,7 +34,7 @@ class _GivenTwice(nn.Module):
         self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) * 0.1)
 
     def forward(self, x: Tensor) -> Any:
-        return _TwoSides.apply(self.body(x), self.weight, self.weight)  # type: ignore[no-untyped-call]
+        return _TwoSides.apply(self.body(x), self.weight, self.weight)  # type: ignore[no-untyped-call]  # torch's
 
 
 @case()

@@ -125,7 +125,7 @@ def test_a_compiled_function_is_found() -> None:
     def function(x: Tensor) -> Tensor:
         return x * weight
 
-    torch.compile(function, backend=seen)(torch.randn(8)).sum().backward()  # type: ignore[no-untyped-call]
+    torch.compile(function, backend=seen)(torch.randn(8)).sum().backward()
     assert seen.owner is function
 
 

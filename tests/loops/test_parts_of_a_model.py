@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def test_an_averaged_model(multi: bool, swap_dir: Path) -> None:
         call, optimizer = run.compile(model), SGD(model.parameters(), lr=0.1, momentum=0.9)
         rule: dict[str, Any] = {}
         if multi:
-            rule["multi_avg_fn"] = get_ema_multi_avg_fn(0.9)  # type: ignore[no-untyped-call]
+            rule["multi_avg_fn"] = get_ema_multi_avg_fn(0.9)
         average = AveragedModel(model, **rule)
         schedule = SWALR(optimizer, swa_lr=0.05, anneal_epochs=2)
         for seed in range(3):
@@ -132,12 +133,14 @@ def test_adapters_on_a_frozen_base(all_given: bool, swap_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [AdamW, pytest.param(SGD, marks=pytest.mark.slow)])
-def test_each_parameter_is_updated_in_backward(kind: type[Optimizer], swap_dir: Path) -> None:
+def test_each_parameter_is_updated_in_backward(
+    kind: Callable[..., Optimizer], swap_dir: Path
+) -> None:
     def loop(run: Run) -> None:
         model = Layers()
         call = run.compile(model)
         given = dict(model.named_parameters())
-        optimizers = {name: kind([each], lr=1e-2) for name, each in given.items()}  # type: ignore[call-arg]
+        optimizers = {name: kind([each], lr=1e-2) for name, each in given.items()}
         gradients: dict[str, Tensor] = {}
 
         def update(name: str, parameter: Tensor) -> None:
@@ -147,7 +150,7 @@ def test_each_parameter_is_updated_in_backward(kind: type[Optimizer], swap_dir: 
             optimizers[name].zero_grad()
 
         for name, each in given.items():
-            each.register_post_accumulate_grad_hook(partial(update, name))  # type: ignore[no-untyped-call]
+            each.register_post_accumulate_grad_hook(partial(update, name))
         for seed in range(3):
             loss = square_loss(call, seed)
             loss.backward()

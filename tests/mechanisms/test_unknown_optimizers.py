@@ -44,7 +44,7 @@ class Flat(Optimizer):
             self.state[param]["moment"] = self.flat.narrow(0, start, param.numel()).view_as(param)
             start += param.numel()
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         del closure
         params: list[nn.Parameter] = self.param_groups[0]["params"]
         self.flat.mul_(0.5).add_(torch.cat([e.grad.view(-1) for e in params if e.grad is not None]))
@@ -60,7 +60,7 @@ class Nested(Optimizer):
         super().__init__(params, {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         del closure
         for param in self.param_groups[0]["params"]:
             state = self.state[param]

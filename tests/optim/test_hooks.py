@@ -80,7 +80,7 @@ def test_closures(tmp_path: Path, by_keyword: bool) -> None:
         def closure() -> Tensor:
             optimizer.zero_grad()
             loss = ((bias - inputs) ** 2).sum()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's
+            loss.backward()
             return loss
 
         for _ in range(4):
@@ -171,7 +171,7 @@ def test_a_backward_over_an_updated_parameter_is_noticed(tmp_path: Path) -> None
         own.give_gradients(gradients([bias], 0))
         SGD([bias], lr=0.1).step()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's
+            loss.backward()
 
 
 def num_hooks(optimizer: Optimizer) -> int:

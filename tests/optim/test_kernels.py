@@ -198,7 +198,7 @@ def test_gradients_change_exactly_where_we_say_so(
             assert changed == rule.writes_grad(group, scaling), group
 
 
-class _LargestTemporaries(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+class _LargestTemporaries(TorchDispatchMode):
     """Counts the elements of new tensors alive at once; views of what was there are none."""
 
     def __init__(self, known: Sequence[Tensor]) -> None:

@@ -124,7 +124,7 @@ def test_states_that_are_views_of_something_larger(tmp_path: Path, held: bool) -
 class OwnAdamW(AdamW):
     """Does something of its own before torch's step."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:

@@ -110,9 +110,9 @@ def test_a_parameter_stays_the_object_it_was(homes: Homes, copies: Copies) -> No
     with torch.no_grad():
         weight.add_(1.0)
     fired: list[str] = []
-    weight.register_hook(partial(note, fired, "hook"))  # type: ignore[no-untyped-call]
+    weight.register_hook(partial(note, fired, "hook"))
     after = partial(note, fired, "after")
-    weight.register_post_accumulate_grad_hook(after)  # type: ignore[no-untyped-call]
+    weight.register_post_accumulate_grad_hook(after)
     model(torch.ones(30)).sum().backward()
     gradient, version = weight.grad, weight._version
     homes.adopt(list(model.named_parameters()), Tier.NVME, copies)
@@ -231,7 +231,7 @@ def test_what_has_to_stay_is_said(homes: Homes, copies: Copies) -> None:
         inference = torch.ones(3)
     leaf = torch.randn(3, requires_grad=True)
     base = torch.randn(3)
-    shared: torch.Tensor = torch.randn(3).share_memory_()  # type: ignore[no-untyped-call]
+    shared: torch.Tensor = torch.randn(3).share_memory_()
     tensors: dict[str, torch.Tensor] = {
         "expanded": expanded,
         "meta": torch.empty(3, device="meta"),

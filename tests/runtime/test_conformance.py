@@ -177,8 +177,8 @@ def test_autograd_adopts_the_home_of_a_gradient(make: Make, tier: Tier) -> None:
             return home
 
     for times in (1, 2):
-        result = cast(Tensor, Twice.apply(weight))  # type: ignore[no-untyped-call]
-        result.sum().backward()  # type: ignore[no-untyped-call]
+        result = cast(Tensor, Twice.apply(weight))  # type: ignore[no-untyped-call]  # torch's
+        result.sum().backward()
         assert weight.grad is not None
         assert weight.grad.data_ptr() == homes[0], "adopted, then added to in place"
         assert torch.equal(weight.grad, torch.full((9, 3), 2.0 * times))

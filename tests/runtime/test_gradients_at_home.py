@@ -80,7 +80,7 @@ def note(fired: list[int], number: int, _tensor: Tensor) -> None:
 
 
 def backward(weight: Tensor, homes: Homes) -> Tensor:
-    (GradientAtHome.apply(weight, homes) * 2).sum().backward()  # type: ignore[no-untyped-call]
+    (GradientAtHome.apply(weight, homes) * 2).sum().backward()  # type: ignore[no-untyped-call]  # torch's
     assert weight.grad is not None
     return weight.grad
 
@@ -125,7 +125,7 @@ def test_a_gradient_is_the_mapping_itself(homes: Homes) -> None:
 
 def test_gradients_of_two_graphs_are_summed_at_home(homes: Homes) -> None:
     weight = nn.Parameter(torch.randn(300, 5))
-    first, second = (GradientAtHome.apply(weight, homes) for _ in range(2))  # type: ignore[no-untyped-call]
+    first, second = (GradientAtHome.apply(weight, homes) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
     (first * 2 + second * 3).sum().backward()
     assert weight.grad is not None
     assert homes.find(weight.grad) is not None
@@ -165,11 +165,11 @@ def test_hooks_clipping_and_steps_see_an_ordinary_gradient(homes: Homes) -> None
     ours = nn.Parameter(torch.randn(50, 3))
     theirs = nn.Parameter(ours.detach().clone())
     fired: list[int] = []
-    ours.register_hook(partial(note, fired, 1))  # type: ignore[no-untyped-call]
+    ours.register_hook(partial(note, fired, 1))
     after = partial(note, fired, 2)
-    ours.register_post_accumulate_grad_hook(after)  # type: ignore[no-untyped-call]
+    ours.register_post_accumulate_grad_hook(after)
     backward(ours, homes)
-    (theirs.clone() * 2).sum().backward()  # type: ignore[no-untyped-call]
+    (theirs.clone() * 2).sum().backward()
     assert fired == [1, 2]
     norms = [nn.utils.clip_grad_norm_([p], 1.0) for p in (ours, theirs)]
     assert torch.equal(*norms)

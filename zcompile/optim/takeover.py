@@ -220,7 +220,7 @@ def _weak(method: Callable[..., Any]) -> Callable[..., Any]:
         bound = weak_method()
         return bound(*args) if bound is not None else None
 
-    disabled: Callable[..., Any] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    disabled: Callable[..., Any] = torch.compiler.disable(hook)
     return disabled
 
 
