@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from zcompile.runtime.build import LIBRARY, BuildError, build, native_recipe
 
-LIBRARY_MODULE = "zcompile.runtime.libzinf"
+LIBRARY_MODULE = "zcompile.runtime.lib.libzinf"
 
 
 class BuildLibrary(build_ext):

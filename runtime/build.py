@@ -24,8 +24,11 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parent / "csrc"
 """The folder of the sources."""
 
-LIBRARY = Path(__file__).resolve().parent / "libzinf.so"
-"""Where the library is built, and loaded from."""
+LIBRARY = Path(__file__).resolve().parent / "lib" / "libzinf.so"
+"""Where the library is built, and loaded from.
+
+In a folder that is no package: beside modules, its name would be that of one.
+"""
 
 FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),
