@@ -19,7 +19,7 @@ STDLIB_ONLY = frozenset[str]()
 
 BELOW_SESSION = {
     *("ir", "errors", "options", "passes", "runtime", "planner"),
-    *("registry", "bridge", "graphs", "buckets", "gradients", "optim", "leaving"),
+    *("registry", "bridge", "graphs", "buckets", "hooks", "gradients", "optim", "leaving"),
 }
 BELOW_BACKEND = {*BELOW_SESSION, "session"}
 
@@ -37,8 +37,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bridge": {"ir", "runtime"},
     "graphs": {"ir", "passes", "bridge", "planner"},
     "buckets": {"errors", "bridge"},
-    "gradients": {"ir", "bridge", "runtime"},
-    "optim": {"ir", "passes", "runtime"},
+    "hooks": set(),
+    "gradients": {"hooks", "ir", "bridge", "runtime"},
+    "optim": {"hooks", "ir", "passes", "runtime"},
     "leaving": {"errors", "runtime", "bridge"},
     "session": BELOW_SESSION,
     "backend": BELOW_BACKEND,

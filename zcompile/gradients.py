@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, cast
 
-import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from zcompile.bridge import torch_private
+from zcompile.hooks import weak_hook
 from zcompile.ir import Tier
 from zcompile.runtime.machine import Machine
 
@@ -65,7 +64,7 @@ class GradientWatch:
         if not parameter.requires_grad or (known is not None and known[0]() is parameter):
             return
         own = cast("Any", parameter)
-        handle = own.register_post_accumulate_grad_hook(_weak(self._bring_home))
+        handle = own.register_post_accumulate_grad_hook(weak_hook(self._bring_home))
         gone = partial(_forget, self._watched, id(parameter))
         self._watched[id(parameter)] = weakref.ref(parameter, gone), handle
 
@@ -97,19 +96,6 @@ class GradientWatch:
             "(zero_grad(set_to_none=True)), and look at copies of them",
             stacklevel=2,
         )
-
-
-def _weak(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """Return ``method`` as a function that does not keep its object, and does nothing after it."""
-    weak_method = weakref.WeakMethod(method)
-
-    def hook(parameter: Tensor) -> None:
-        bound = weak_method()
-        if bound is not None:
-            bound(parameter)
-
-    disabled: Any = torch.compiler.disable(hook)
-    return cast("Callable[[Tensor], None]", disabled)
 
 
 def _forget(watched: Watched, number: int, _reference: object) -> None:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from threading import RLock
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -22,6 +21,7 @@ from zcompile.bridge.sizes import Bindings
 from zcompile.buckets import Buckets
 from zcompile.gradients import GradientWatch
 from zcompile.graphs import Graph, Planned
+from zcompile.hooks import weak_hook
 from zcompile.ir import Fetch, Offload, Schedule, Target, Tier
 from zcompile.leaving import Leaving
 from zcompile.optim.takeover import Takeover
@@ -87,7 +87,7 @@ class Session:
         self._takeover: Takeover | None = None
         self._iterations: deque[Snapshot] = deque(maxlen=MAX_ITERATIONS)
         self._lock = RLock()
-        on_step = register_optimizer_step_post_hook(_ending(weakref.ref(self)))
+        on_step = register_optimizer_step_post_hook(weak_hook(self._after_step))
         weakref.finalize(self, on_step.remove)
 
     def announce(self, graphs: Sequence[Graph]) -> None:
@@ -161,6 +161,9 @@ class Session:
     def iterations(self) -> tuple[Snapshot, ...]:
         """Return the same for each of the last iterations: from one optimizer step to the next."""
         return tuple(self._iterations)
+
+    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self.end_iteration(optimizer)
 
     def end_iteration(self, optimizer: Optimizer) -> None:
         """Take stock after a step of an optimizer that holds parameters of this model."""
@@ -351,15 +354,3 @@ class Session:
             elif isinstance(step, Offload):
                 found[step.value] = Binding(graph.layouts[step.value])
         return found
-
-
-def _ending(session: weakref.ref[Session]) -> Callable[[Optimizer, Any, Any], None]:
-    """Return a hook that ends an iteration; Dynamo is not to trace it with a compiled step."""
-
-    def end(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        own = session()
-        if own is not None:
-            own.end_iteration(optimizer)
-
-    hook: Callable[[Optimizer, Any, Any], None] = torch.compiler.disable(end)
-    return hook

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from zcompile.hooks import weak_hook
 from zcompile.optim.claims import claims_of
 from zcompile.optim.host import Host
 from zcompile.optim.native import NativeKernels
@@ -71,8 +71,8 @@ class Takeover:
             weakref.WeakKeyDictionary()
         )
         handles = (
-            register_optimizer_step_pre_hook(_weak(self._before_step)),
-            register_optimizer_step_post_hook(_weak(self._after_step)),
+            register_optimizer_step_pre_hook(weak_hook(self._before_step)),
+            register_optimizer_step_post_hook(weak_hook(self._after_step)),
         )
         self._closing = weakref.finalize(self, _remove, handles, self._sightings)
         self._closing.atexit = False
@@ -107,7 +107,7 @@ class Takeover:
         # Anew for each step: so it stands behind hooks that were added since the last one.
         if sighting.last_hook is not None:
             sighting.last_hook.remove()
-        sighting.last_hook = optimizer.register_step_pre_hook(_weak(self._instead_of_step))
+        sighting.last_hook = optimizer.register_step_pre_hook(weak_hook(self._instead_of_step))
 
     def _instead_of_step(
         self, optimizer: Optimizer, args: Args, kwargs: Kwargs
@@ -135,7 +135,7 @@ class Takeover:
 
     def _sighting(self, optimizer: Optimizer) -> _Sighting:
         if optimizer not in self._sightings:
-            handle = optimizer.register_load_state_dict_post_hook(_weak(self._after_load))
+            handle = optimizer.register_load_state_dict_post_hook(weak_hook(self._after_load))
             self._sightings[optimizer] = _Sighting(handle)
         return self._sightings[optimizer]
 
@@ -207,21 +207,6 @@ def _with_closure_run(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     with torch.enable_grad():
         loss = closure()
     return (optimizer,), {"closure": lambda: loss}
-
-
-def _weak(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``method`` as a function that does not keep its object, and does nothing after it.
-
-    Dynamo calls it as it is: a step that is compiled is taken over like any other.
-    """
-    weak_method = weakref.WeakMethod(method)
-
-    def hook(*args: Any) -> Any:
-        bound = weak_method()
-        return bound(*args) if bound is not None else None
-
-    disabled: Callable[..., Any] = torch.compiler.disable(hook)
-    return disabled
 
 
 def _remove(

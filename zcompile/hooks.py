@@ -1,0 +1,23 @@
+"""Hooks of ours in torch's registries, which may outlive the object that they are for."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+
+def weak_hook(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``method`` as a function that does not keep its object, and does nothing after it.
+
+    Dynamo calls it as it is: a training step that is compiled whole is hooked like any other.
+    """
+    weak_method = weakref.WeakMethod(method)
+
+    def hook(*args: Any) -> Any:
+        bound = weak_method()
+        return bound(*args) if bound is not None else None
+
+    return cast("Callable[..., Any]", torch.compiler.disable(hook))
