@@ -193,7 +193,7 @@ def hooks_of_all_kinds_come_and_go(run: Run) -> None:
             handle.remove()
             weights[3].register_hook(torch.zeros_like)
         learner.step(_loss(learner, seed))
-    # A compiled backward calls the hooks of one graph in an order of its own.
+    # A compiled backward, that of aot_eager too, calls the hooks of a graph in an order of its own.
     run.see(sorted(fired), looked)
 
 

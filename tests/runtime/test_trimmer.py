@@ -126,9 +126,12 @@ def test_an_idle_thread_uses_little_of_a_core(homes: Homes) -> None:
     (thread,) = trimmers()
     assert thread.ident is not None
     clock = time.pthread_getcpuclockid(thread.ident)
-    start = time.clock_gettime(clock)
-    time.sleep(1)
-    assert time.clock_gettime(clock) - start < 0.2
+    shares: list[float] = []
+    while len(shares) < 10 and min(shares, default=1.0) >= 0.03:  # a loaded machine adds to some
+        start = time.clock_gettime(clock)
+        time.sleep(1)
+        shares.append(time.clock_gettime(clock) - start)
+    assert min(shares) < 0.03
     del tensor
 
 
