@@ -28,6 +28,11 @@ class BuildLibrary(build_ext):
         except BuildError as error:
             sys.stderr.write(f"zinf: installing without the native library: {error}\n")
 
+    def copy_extensions_to_source(self) -> None:
+        """Copy it beside the sources for an editable install, into a folder that git has not."""
+        LIBRARY.parent.mkdir(exist_ok=True)
+        super().copy_extensions_to_source()
+
     def get_outputs(self) -> list[str]:
         """Return what was built."""
         return [path for path in super().get_outputs() if Path(path).exists()]
