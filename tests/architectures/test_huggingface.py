@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.architectures.budgets import least_budget
 from tests.architectures.families import FAMILIES
 from tests.architectures.family import Reference
 from tests.e2e.jobs import Compile, Job, Record, Training, compiled, differences, train
-from tests.e2e.plans import bytes_by_kind, check_budgets, session_of
+from tests.e2e.plans import bytes_by_kind, check_budgets, session_of, smallest_for_session
 from zcompile.backend import Backend
 from zcompile.errors import BudgetError
+from zcompile.options import Options
 from zcompile.runtime.ledger import Channel
 from zcompile.session import Session
 
@@ -41,7 +41,9 @@ def test_a_family_trains_with_the_bits_of_plain_pytorch(name: str, swap_dir: Pat
     want = train(job, wanted(family.reference), ITERATIONS)
     ample, got = trained(job, {**options, "device_budget": AMPLE})
     assert differences(got, want) == []
-    tight, got = trained_tightly(job, options, least_budget(ample.session, options))
+    tight, got = trained_tightly(
+        job, options, smallest_for_session(ample.session, Options.parse(options))
+    )
     assert differences(got, want) == []
     check_everything_moves(tight)
 

@@ -18,11 +18,12 @@ import torch
 import torch._dynamo.config as dynamo_config
 from torch import Tensor
 
-from tests.architectures.budgets import least_budget
 from tests.architectures.modules import CALLS, NAMES, Sample, samples_of, trained
 from tests.e2e.jobs import Record, compiled, differences
+from tests.e2e.plans import smallest_for_session
 from zcompile.backend import Backend
 from zcompile.ir import Role
+from zcompile.options import Options
 from zcompile.runtime.ledger import Channel
 from zcompile.session import Session
 
@@ -131,7 +132,7 @@ def problems(samples: Sequence[Sample], swap_dir: Path) -> list[str]:
     if ample is None:
         return found if samples[0].module in LEFT_EAGER else [*found, "nothing was compiled"]
     away = {**options, "place": AWAY}
-    budget = least_budget(ample, away) * 11 // 10
+    budget = smallest_for_session(ample, Options.parse(away)) * 11 // 10
     tight, got = trained_by_us(samples, {**away, "device_budget": budget})
     found += [f"tight: {each}" for each in differences(got, want)]
     assert tight is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from tests.e2e.jobs import Job, compiled
 from zcompile.backend import Backend
 from zcompile.errors import BudgetError
 from zcompile.ir import PAGE_BYTES, Role, Tier
+from zcompile.options import Options
 from zcompile.passes.placement import resident_bytes
+from zcompile.planner import Planner
 from zcompile.runtime.ledger import Channel, Snapshot
 from zcompile.session import Session
 
 MUCH = 1 << 30
 """A host budget that takes all of a small model."""
 
-Options = dict[str, Any]
+Given = dict[str, Any]
 
 KINDS = (Role.PARAMETER, Role.GRADIENT, Role.STATE)
 
@@ -33,6 +36,18 @@ def smallest_bytes(job: Job, options: Mapping[str, Any]) -> int:
     refusing = compiled(job.model(), tiny, Backend())
     with pytest.raises(BudgetError) as caught:
         job.loss(refusing, torch.Generator())
+    assert caught.value.option == "device_budget"
+    return caught.value.smallest_bytes
+
+
+def smallest_for_session(session: Session, options: Options) -> int:
+    """Return the least device budget under ``options`` for all graphs that ``session`` has so far.
+
+    It is what the error for a hopeless budget names: planning needs no second run.
+    """
+    planner = Planner(replace(options, device_budget=PAGE_BYTES))
+    with pytest.raises(BudgetError) as caught:
+        planner.announce([each.captured for each in session.planner.plans()])
     assert caught.value.option == "device_budget"
     return caught.value.smallest_bytes
 
@@ -117,12 +132,12 @@ def _out(counted: Snapshot) -> int:
     return counted.moved_bytes[Channel.NVME_WRITE] + counted.moved_bytes[Channel.D2H]
 
 
-def tier_options(tiers: str, swap_dir: Path, half_bytes: int) -> Options:
+def tier_options(tiers: str, swap_dir: Path, half_bytes: int) -> Given:
     """Return the options for ``tiers`` off the device: "nvme", "host", or "both".
 
     With both, the host takes about ``half_bytes`` and the file the rest.
     """
-    nvme: Options = {"nvme_dir": str(swap_dir)}
+    nvme: Given = {"nvme_dir": str(swap_dir)}
     match tiers:
         case "nvme":
             return nvme

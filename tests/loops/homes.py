@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 
-import pytest
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from zcompile.errors import BudgetError
-from zcompile.ir import PAGE_BYTES, Tier
-from zcompile.planner import Planner
+from zcompile.ir import Tier
 from zcompile.session import Session
-
-
-def smallest_bytes(session: Session) -> int:
-    """Return the least device budget for all graphs that ``session`` has so far.
-
-    It is what the error for a hopeless budget names: planning needs no second run.
-    """
-    planner = Planner(replace(session.options, device_budget=PAGE_BYTES))
-    with pytest.raises(BudgetError) as caught:
-        planner.announce([each.captured for each in session.planner.plans()])
-    assert caught.value.option == "device_budget"
-    return caught.value.smallest_bytes
 
 
 def check_at_home(

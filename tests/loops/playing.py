@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.e2e.jobs import compiled, same_bits
-from tests.loops.homes import check_at_home, check_mostly_away, smallest_bytes
+from tests.e2e.plans import smallest_for_session
+from tests.loops.homes import check_at_home, check_mostly_away
 from zcompile.backend import Backend
 from zcompile.ir import Tier
 from zcompile.runtime.ledger import Channel
@@ -104,7 +105,8 @@ class CompiledRun(Run):
         del model, optimizers, strangers
         for at, each in enumerate(self.models):
             for session in self.backend.sessions(each):
-                self.least[at] = max(self.least[at], smallest_bytes(session))
+                least = smallest_for_session(session, session.options)
+                self.least[at] = max(self.least[at], least)
 
     def finish(self) -> None:
         self.look(nn.Module(), (), ())

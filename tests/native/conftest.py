@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.e2e.conftest import one_thread
 from zcompile.runtime.native import Native, load
+
+__all__ = ["native", "one_thread"]
 
 
 @pytest.fixture(scope="session")

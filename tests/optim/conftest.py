@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from tests.e2e.conftest import one_thread
 
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Generator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["one_thread"]
