@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from typing import Any
 
 from zcompile.ir import Tier
@@ -23,7 +22,7 @@ from zcompile.runtime.native_io import (
     IOStatus,
     NativeIO,
 )
-from zcompile.runtime.pending import Pending
+from zcompile.runtime.pending import InFlight, Pending
 
 DIRECT_BLOCK_BYTES = 4 << 20
 """Aligned memory is read and written in blocks of this size, which take no buffer."""
@@ -145,7 +144,7 @@ class NativeCarrier:
             raise ValueError("no copy can start any more: the transfers are closed")
         if self._pid != os.getpid():
             self._start()  # the threads and the lock are the parent's
-        flight = _Flight(self, channel, label, keep)
+        flight = _Flight(self, channel, self._ledger, label, keep)
         if piece.nbytes == 0:
             flight.land(None)
             return flight
@@ -204,51 +203,33 @@ class NativeCarrier:
             label=flight.label,
         )
 
-    def count_wait(self, channel: Channel, seconds: float) -> None:
-        """Count ``seconds`` of waiting as exposed."""
-        self._ledger.exposed(channel, seconds)
 
+class _Flight(InFlight):
+    """A copy that the native library finishes; it is known to be over when it has been reaped."""
 
-class _Flight:
-    """The ``Pending`` of one copy; keeps the owners of what it touches alive until it is over."""
+    __slots__ = ("_carrier", "_landed", "label", "ticket")
 
-    __slots__ = ("_carrier", "_error", "_keep", "_landed", "_pid", "channel", "label", "ticket")
-
-    def __init__(self, carrier: NativeCarrier, channel: Channel, label: str, keep: object) -> None:
-        self.channel = channel
+    def __init__(
+        self, carrier: NativeCarrier, channel: Channel, ledger: Ledger, label: str, keep: object
+    ) -> None:
+        super().__init__(channel, ledger, keep)
         self.label = label
         self.ticket = 0
         self._carrier = carrier
-        self._keep = keep
-        self._error: Exception | None = None
         self._landed = False
-        self._pid = os.getpid()
 
     @property
     def landed(self) -> bool:
-        if not self._landed and self._pid == os.getpid():
+        if not self._landed and not self._is_inherited:
             self._carrier.reap()
         return self._landed
 
     def land(self, error: Exception | None) -> object:
         """Record the end; return what was kept alive."""
-        keep, self._keep = self._keep, None
-        self._error = error
-        self._landed = True
+        keep = self._end(error)
+        self._landed = True  # last: whoever sees it looks at the error next
         return keep
 
-    def wait(self) -> None:
-        if not self.landed:
-            self._block()
-        if self._error is not None:
-            raise self._error
-
-    def _block(self) -> None:
-        if self._pid != os.getpid():  # the threads that would finish it are in the parent
-            raise RuntimeError("the copy was started by the process that this one was forked from")
-        start = time.perf_counter()
-        try:
-            self._carrier.wait(self.ticket)
-        finally:
-            self._carrier.count_wait(self.channel, time.perf_counter() - start)
+    def _sleep(self) -> None:
+        self._carrier.wait(self.ticket)
         assert self._landed, "a copy that is over has been reaped"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from zcompile.runtime.ledger import Channel, Ledger
@@ -23,23 +24,66 @@ class Pending(Protocol):
         ...
 
 
-class Completion:
-    """The ``Pending`` of one copy, which the queue that carries it out finishes.
+class InFlight(ABC):
+    """The ``Pending`` of one copy, whoever carries it out.
 
     While the copy is under way it keeps ``keep`` alive: the owners of the memory and of
     the extents that the copy touches.  The time that callers are blocked in ``wait`` is
     counted as exposed.
     """
 
-    __slots__ = ("_channel", "_error", "_keep", "_ledger", "_over", "_pid")
+    __slots__ = ("_error", "_keep", "_ledger", "_pid", "channel")
 
     def __init__(self, channel: Channel, ledger: Ledger, keep: object) -> None:
-        self._channel = channel
+        self.channel = channel
         self._ledger = ledger
         self._keep = keep
-        self._over = threading.Event()
         self._error: Exception | None = None
         self._pid = os.getpid()
+
+    @property
+    @abstractmethod
+    def landed(self) -> bool:
+        """Whether the copy is over."""
+
+    @abstractmethod
+    def _sleep(self) -> None:
+        """Return when the copy is over."""
+
+    def wait(self) -> None:
+        if not self.landed:
+            self._block()
+        if self._error is not None:
+            raise self._error
+
+    def _block(self) -> None:
+        if self._is_inherited:  # the threads that would finish it are in the parent
+            raise RuntimeError("the copy was started by the process that this one was forked from")
+        start = time.perf_counter()
+        try:
+            self._sleep()
+        finally:
+            self._ledger.exposed(self.channel, time.perf_counter() - start)
+
+    @property
+    def _is_inherited(self) -> bool:
+        return self._pid != os.getpid()
+
+    def _end(self, error: Exception | None) -> object:
+        """Record the end; return what was kept alive."""
+        keep, self._keep = self._keep, None
+        self._error = error
+        return keep
+
+
+class Completion(InFlight):
+    """A copy that a thread of Python finishes."""
+
+    __slots__ = ("_over",)
+
+    def __init__(self, channel: Channel, ledger: Ledger, keep: object) -> None:
+        super().__init__(channel, ledger, keep)
+        self._over = threading.Event()
 
     @property
     def landed(self) -> bool:
@@ -47,21 +91,8 @@ class Completion:
 
     def finish(self, error: Exception | None) -> None:
         """Let the waiters go on.  Called once, when no block is under way any more."""
-        self._error = error
-        self._keep = None
+        self._end(error)
         self._over.set()
 
-    def wait(self) -> None:
-        if not self._over.is_set():
-            self._block()
-        if self._error is not None:
-            raise self._error
-
-    def _block(self) -> None:
-        if self._pid != os.getpid():  # the threads that would finish it are in the parent
-            raise RuntimeError("the copy was started by the process that this one was forked from")
-        start = time.perf_counter()
-        try:
-            self._over.wait()
-        finally:
-            self._ledger.exposed(self._channel, time.perf_counter() - start)
+    def _sleep(self) -> None:
+        self._over.wait()
