@@ -132,7 +132,7 @@ def test_jit_trace(swap_dir: Path) -> None:
 
 
 def _traced(call: Any) -> Any:
-    return torch.jit.trace(call, x_of())
+    return cast("object", torch.jit.trace(call, x_of()))
 
 
 def test_scripted_modules(swap_dir: Path) -> None:

@@ -231,7 +231,8 @@ def test_what_has_to_stay_is_said(homes: Homes, copies: Copies) -> None:
         inference = torch.ones(3)
     leaf = torch.randn(3, requires_grad=True)
     base = torch.randn(3)
-    shared: torch.Tensor = torch.randn(3).share_memory_()
+    shared = torch.randn(3)
+    shared.share_memory_()
     tensors: dict[str, torch.Tensor] = {
         "expanded": expanded,
         "meta": torch.empty(3, device="meta"),
