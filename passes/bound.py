@@ -33,11 +33,10 @@ from zcompile.ir import (
     channel_in,
     channel_out,
     footprint,
-    kernel_name,
     strip,
 )
 from zcompile.passes.placement import managed_values
-from zcompile.passes.simulate import COMPUTE, UPDATE, KernelSeconds
+from zcompile.passes.simulate import COMPUTE, UPDATE, KernelSeconds, seconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +173,10 @@ def _kernel_loads(cycle: Sequence[Schedule], kernel_seconds: KernelSeconds) -> d
     """Return the seconds of all compute kernels, and of all updates; those that there are."""
     found: dict[str, float] = {}
     for graph in cycle:
-        known = kernel_seconds.get(graph.name, {})
         for kernel in _kernels(graph):
-            name = kernel_name(kernel)
-            if name not in known:
-                raise ValueError(f"{graph.name}: no time is known for the kernel {name!r}")
             kind = UPDATE if isinstance(kernel, Update) else COMPUTE
-            found[kind] = found.get(kind, 0.0) + known[name]
+            seconds = seconds_of(graph, kernel, kernel_seconds)
+            found[kind] = found.get(kind, 0.0) + seconds
     return found
 
 

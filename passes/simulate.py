@@ -17,14 +17,13 @@ from zcompile.ir import (
     Compute,
     Fetch,
     Hardware,
+    Kernel,
     Offload,
     Release,
     Schedule,
-    Step,
     Update,
     Wait,
-    channel_in,
-    channel_out,
+    channel_of,
     kernel_name,
 )
 from zcompile.ir.hardware import Shares
@@ -105,11 +104,11 @@ def simulate(
     channel that a step uses.
     """
     clock = _Clock(hardware)
-    graphs = tuple(_run(each, kernel_seconds.get(each.name, {}), clock) for each in schedules)
+    graphs = tuple(_run(each, kernel_seconds, clock) for each in schedules)
     return Simulation(graphs, dict(clock.busy_s))
 
 
-def _run(schedule: Schedule, kernel_seconds: Mapping[str, float], clock: _Clock) -> Simulated:
+def _run(schedule: Schedule, kernel_seconds: KernelSeconds, clock: _Clock) -> Simulated:
     start_s = clock.now
     first = len(clock.landed)
     nbytes = {value.name: value.nbytes for value in schedule.values}
@@ -120,12 +119,10 @@ def _run(schedule: Schedule, kernel_seconds: Mapping[str, float], clock: _Clock)
         alone_s = 0.0
         match step:
             case Compute() | Update():
-                alone_s = _seconds_of(schedule, step, kernel_seconds)
+                alone_s = seconds_of(schedule, step, kernel_seconds)
                 clock.run(UPDATE if isinstance(step, Update) else COMPUTE, alone_s)
-            case Fetch(ticket, value, src):
-                copies[ticket] = clock.ask(channel_in(src), value, nbytes[value])
-            case Offload(ticket, value, dst):
-                copies[ticket] = clock.ask(channel_out(dst), value, nbytes[value])
+            case Fetch(ticket, value) | Offload(ticket, value):
+                copies[ticket] = clock.ask(channel_of(step), value, nbytes[value])
             case Wait(ticket):
                 clock.wait(copies[ticket])
             case Release(_, after):
@@ -135,8 +132,9 @@ def _run(schedule: Schedule, kernel_seconds: Mapping[str, float], clock: _Clock)
     return Simulated(schedule.name, start_s, clock.now, tuple(steps), tuple(clock.landed[first:]))
 
 
-def _seconds_of(schedule: Schedule, kernel: Step, known: Mapping[str, float]) -> float:
-    assert isinstance(kernel, Compute | Update)
+def seconds_of(schedule: Schedule, kernel: Kernel, kernel_seconds: KernelSeconds) -> float:
+    """Return how long ``kernel`` takes alone; ``ValueError`` if that is not known."""
+    known = kernel_seconds.get(schedule.name, {})
     name = kernel_name(kernel)
     if name not in known:
         raise ValueError(f"{schedule.name}: no time is known for the kernel {name!r}")

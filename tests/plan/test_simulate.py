@@ -22,6 +22,7 @@ from zcompile.ir import (
     Tier,
     Update,
     channel_in,
+    channel_of,
     channel_out,
     kernel_name,
     parse,
@@ -192,14 +193,10 @@ def _copy_seconds(schedule: Schedule, hardware: Hardware) -> dict[Channel, float
     nbytes = {value.name: value.nbytes for value in schedule.values}
     found: dict[Channel, float] = {}
     for step in schedule.steps:
-        match step:
-            case Fetch(_, value, src):
-                channel = channel_in(src)
-            case Offload(_, value, dst):
-                channel = channel_out(dst)
-            case _:
-                continue
-        found[channel] = found.get(channel, 0.0) + hardware.links[channel].seconds(nbytes[value])
+        if isinstance(step, Fetch | Offload):
+            channel = channel_of(step)
+            took = hardware.links[channel].seconds(nbytes[step.value])
+            found[channel] = found.get(channel, 0.0) + took
     return found
 
 

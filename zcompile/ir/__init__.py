@@ -1,6 +1,6 @@
 """The schedule IR: plain data, standard library only."""
 
-from zcompile.ir.channel import Channel, channel_in, channel_out
+from zcompile.ir.channel import Channel, channel_in, channel_of, channel_out
 from zcompile.ir.cost import Cost, Operation, Priced, Unknown, price
 from zcompile.ir.hardware import Hardware, Kind, Link
 from zcompile.ir.memory import (
@@ -66,6 +66,7 @@ __all__ = [
     "Wait",
     "arena_peak_bytes",
     "channel_in",
+    "channel_of",
     "channel_out",
     "device_profile",
     "footprint",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from zcompile.ir.schedule import Tier
+from zcompile.ir.schedule import Fetch, Offload, Tier
 
 
 class Channel(StrEnum):
@@ -26,3 +26,8 @@ def channel_out(home: Tier) -> Channel:
     """Return the channel by which a value leaves the device for ``home``."""
     assert home is not Tier.DEVICE, "what lives on the device is not offloaded"
     return Channel.D2H if home is Tier.HOST else Channel.NVME_WRITE
+
+
+def channel_of(step: Fetch | Offload) -> Channel:
+    """Return the channel by which the copy that ``step`` starts travels."""
+    return channel_in(step.src) if isinstance(step, Fetch) else channel_out(step.dst)

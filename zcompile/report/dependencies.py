@@ -23,8 +23,7 @@ from zcompile.ir import (
     Schedule,
     Update,
     Wait,
-    channel_in,
-    channel_out,
+    channel_of,
     kernel_name,
     render_step,
 )
@@ -51,8 +50,8 @@ def happens_before(
         if at:
             graph.add_edge(("step", at - 1), node)
         match step:
-            case Fetch(ticket, value, tier) | Offload(ticket, value, tier):
-                channel = (channel_in if isinstance(step, Fetch) else channel_out)(tier)
+            case Fetch(ticket, value) | Offload(ticket, value):
+                channel = channel_of(step)
                 copy = ("copy", ticket)
                 took = hardware.links[channel].seconds(nbytes[value])
                 graph.add_node(copy, label=f"{channel} %{value}", seconds=took, channel=channel)
