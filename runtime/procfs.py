@@ -25,6 +25,14 @@ class MemoryUse:
 
 
 @dataclass(frozen=True, slots=True)
+class SystemMemory:
+    """The memory of the machine, and how much of it could be had without swapping."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class DiskTraffic:
     """Bytes that this process made the block layer move, the page cache left out."""
 
@@ -47,6 +55,12 @@ def memory_use() -> MemoryUse:
         file_bytes=kib["RssFile"] << 10,
         shared_bytes=kib["RssShmem"] << 10,
     )
+
+
+def system_memory() -> SystemMemory:
+    """Read ``/proc/meminfo``."""
+    kib = _fields(Path("/proc/meminfo"))
+    return SystemMemory(kib["MemTotal"] << 10, kib["MemAvailable"] << 10)
 
 
 def disk_traffic() -> DiskTraffic:
