@@ -1,4 +1,4 @@
-"""Machines to plan for, as files of numbers: those that ship with the package, and one's own."""
+"""Machines to plan for, as files of numbers: those that ship, one's own, and the one we are on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from zcompile.ir import Hardware
+from zcompile.machines.here import NAME as HERE
+from zcompile.machines.here import here_path
 
 _FILE = TypeAdapter(Hardware)
 
@@ -25,7 +27,8 @@ def machine_names() -> tuple[str, ...]:
 def load_machine(name_or_path: str | Path) -> Hardware:
     """Return the machine of that name, or the one in the JSON file at that path.
 
-    Raises ``ValueError`` that says what the file lacks or has wrong, or which names there are.
+    ``"here"`` is the machine that this runs on, as ``zinf bench`` has measured it.  Raises
+    ``ValueError`` that says what the file lacks or has wrong, or which names there are.
 
     >>> load_machine("h100").capacities["device"] > 79e9
     True
@@ -33,11 +36,26 @@ def load_machine(name_or_path: str | Path) -> Hardware:
     if str(name_or_path) in machine_names():
         text = resources.files(__name__).joinpath(f"{name_or_path}.json").read_text("utf-8")
         return parse_machine(text, str(name_or_path))
+    if str(name_or_path) == HERE:
+        return _load_here()
     path = Path(name_or_path)
     if not path.is_file():
-        have = ", ".join(machine_names())
+        have = ", ".join((*machine_names(), HERE))
         raise ValueError(f"machine={str(path)!r} is neither a file nor one of {have}")
     return parse_machine(path.read_text("utf-8"), str(path))
+
+
+def _load_here() -> Hardware:
+    path = here_path()
+    if not path.is_file():
+        raise ValueError(
+            f"machine={HERE!r}: this machine has not been measured, there is no {path}: "
+            "run zinf bench"
+        )
+    try:
+        return parse_machine(path.read_text("utf-8"), str(path))
+    except ValueError as error:
+        raise ValueError(f"{error}; run zinf bench to measure anew") from None
 
 
 def parse_machine(text: str, where: str) -> Hardware:

@@ -65,9 +65,10 @@ class ScheduleReport:
     def simulate(self, machine: str | Path | Hardware) -> Estimate:
         """Return how long this plan would take on ``machine``, and what it would wait for.
 
-        ``machine`` is a name out of `zcompile.machines.machine_names`, the path of a JSON file
-        of that form, or a `Hardware`.  Kernel times are those of the roofline, with nothing
-        measured, and nothing runs beside this graph.
+        ``machine`` is a name out of `zcompile.machines.machine_names`, ``"here"`` for this
+        machine as ``zinf bench`` measured it, the path of a JSON file of that form, or a
+        `Hardware`.  Kernel times are those of the roofline, none is measured, and nothing
+        runs beside this graph.
 
         Raises ``ValueError`` for a machine that there is not, that has no link for a move of
         the plan, or that gives no time for one of its operations.
