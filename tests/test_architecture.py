@@ -45,7 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backend": BELOW_BACKEND,
     "report": {*BELOW_BACKEND, "backend", "machines"},
     "demo": {*BELOW_BACKEND, "backend", "report"},
-    "cli": {"version", *BELOW_BACKEND, "backend", "report", "demo"},
+    "doctor": {"version", *BELOW_BACKEND, "machines", "report"},
+    "cli": {"version", *BELOW_BACKEND, "backend", "report", "demo", "doctor"},
     # The package itself imports when asked for a name; for type checkers it names them all.
     "": {"version", *BELOW_BACKEND, "backend", "report"},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -106,6 +107,44 @@ def demo(
             _fail("the losses are not those of plain PyTorch")
     except (BudgetError, DemoError, StorageError) as error:
         _fail(str(error))
+
+
+@main.command()
+def doctor(
+    nvme_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder for what does not fit; it is tried, and left as it was."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the findings as JSON instead of a table.")
+    ] = False,
+) -> None:
+    """Say what this machine and this install can do, and what would make it better.
+
+    Ends with status 0 also where there is something to warn of.
+    """
+    folder = _folder(nvme_dir)
+    # Here and not above: they need torch, which ``zinf --help`` does not.
+    from zcompile.doctor.examine import examine
+    from zcompile.doctor.finding import as_json as findings_as_json
+    from zcompile.doctor.show import shown
+
+    try:
+        findings = examine(os.environ, folder)
+    except ValueError as error:
+        _fail(str(error))
+    if as_json:
+        typer.echo(json.dumps(findings_as_json(findings), indent=2))
+    else:
+        Console().print(shown(findings))
+
+
+def _folder(given: Path | None) -> Path | None:
+    """Return the folder if files can be made in it; raise ``BadParameter`` if not."""
+    try:
+        return Options.parse({"nvme_dir": given}).nvme_dir
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _run(setup: Setup) -> bool:

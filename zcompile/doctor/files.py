@@ -1,0 +1,160 @@
+"""How files are read and written here, and what a folder is good for."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from zcompile.doctor.finding import Finding, Section
+from zcompile.options import IO_VARIABLE, Options
+from zcompile.report.units import mebibytes
+from zcompile.runtime.arena import Arena
+from zcompile.runtime.errors import StorageError
+from zcompile.runtime.extents import ExtentFile
+from zcompile.runtime.file_io import Choice, FileIO, choose, refusal
+from zcompile.runtime.folder import RunFolder
+from zcompile.runtime.ledger import Ledger
+from zcompile.runtime.native_carrier import NativeCarrier
+from zcompile.runtime.transfers import Transfers
+
+_FILES = Section("files")
+_PROBE_BYTES = 1 << 20
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+_REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs", "fuse.s3fs"})
+_ALLOW_RING = (
+    "allow io_uring: sysctl kernel.io_uring_disabled=0, in a container a seccomp profile that "
+    "has it (--security-opt seccomp=FILE); the next best way is used meanwhile"
+)
+
+
+def io_findings(env: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Say which way to read and write files is taken, and why not a better one."""
+    try:
+        io = FileIO(Options.from_env(env).io)
+        choice = choose(io)
+    except ValueError as error:
+        told = f"{IO_VARIABLE} asks for what does not work: {error}"
+        return (_FILES.warning("I/O", told, f"unset {IO_VARIABLE}"),)
+    return (_taken(io, choice), _ring())
+
+
+def _taken(asked: FileIO, choice: Choice) -> Finding:
+    if asked is not FileIO.AUTO:
+        return _FILES.note("I/O", f"{choice.io}, since {IO_VARIABLE}={asked} asks for it")
+    return _FILES.ok("I/O", f"{choice.io}, the best way that works here")
+
+
+def _ring() -> Finding:
+    reason = refusal(FileIO.URING)
+    if reason is None:
+        return _FILES.ok("io_uring", "works")
+    remedy = _ALLOW_RING if refusal(FileIO.THREADS) is None else "see the native library"
+    return _FILES.warning("io_uring", f"not used: {reason}", remedy)
+
+
+def folder_findings(nvme_dir: Path | None) -> tuple[Finding, ...]:
+    """Try ``nvme_dir`` as a run would use it; nothing is left there.
+
+    Raises ``ValueError`` if files cannot be made in it.
+    """
+    if nvme_dir is None:
+        return (_FILES.note("folder", "none was tried", "zinf doctor --nvme-dir FOLDER tries one"),)
+    with _existing(nvme_dir):
+        return _file_system(nvme_dir), _room(nvme_dir), *_tried(nvme_dir)
+
+
+@contextmanager
+def _existing(folder: Path) -> Generator[None]:
+    made = not folder.exists()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        yield
+    finally:
+        if made:
+            folder.rmdir()
+
+
+def _file_system(folder: Path) -> Finding:
+    kind = file_system_of(folder, Path("/proc/self/mountinfo").read_text())
+    says = f"{folder} is on {kind}"
+    elsewhere = "name a folder on a local NVMe drive"
+    if kind in _IN_MEMORY:
+        return _FILES.warning("file system", f"{says}: what lies there takes memory", elsewhere)
+    if kind in _REMOTE:
+        return _FILES.warning("file system", f"{says}: every copy crosses the network", elsewhere)
+    return _FILES.ok("file system", says)
+
+
+def file_system_of(folder: Path, mounts: str) -> str:
+    """Return the kind of file system that ``folder`` is on; ``mounts`` is ``mountinfo``."""
+    deepest, kind = Path("/"), "an unknown file system"
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        point = Path(_unescaped(before.split()[4]))
+        # Of two mounts at one point the later hides the earlier.
+        if folder.resolve().is_relative_to(point) and point.is_relative_to(deepest):
+            deepest, kind = point, after.split()[0]
+    return kind
+
+
+def _unescaped(point: str) -> str:
+    return point.replace(r"\040", " ").replace(r"\011", "\t").replace(r"\134", "\\")
+
+
+def _room(folder: Path) -> Finding:
+    usage = shutil.disk_usage(folder)
+    return _FILES.ok("room", f"{mebibytes(usage.free)} free of {mebibytes(usage.total)}")
+
+
+def _tried(nvme_dir: Path) -> tuple[Finding, ...]:
+    run = RunFolder.create(nvme_dir)
+    try:
+        file = ExtentFile(run, slab_bytes=2 * _PROBE_BYTES)
+        transfers = Transfers(file, Ledger())
+        try:
+            return _round_trip(file, transfers)
+        finally:
+            transfers.close()
+            file.close()
+    except StorageError as error:
+        return (_FILES.warning("trial", str(error), "name another folder"),)
+    finally:
+        run.close()
+
+
+def _round_trip(file: ExtentFile, transfers: Transfers) -> tuple[Finding, ...]:
+    """Write and read, aligned and not: then the status says what works."""
+    arena = Arena(2 * _PROBE_BYTES)
+    lease = file.lease(_PROBE_BYTES, "trial")
+    for shift in (0, 64):
+        address, nbytes = arena.address + shift, _PROBE_BYTES - 64
+        transfers.write(lease, 0, address, nbytes, "trial", keep=arena).wait()
+        transfers.read(lease, 0, address, nbytes, "trial", keep=arena).wait()
+    return _direct(transfers.buffered_because), *_registered(transfers)
+
+
+def _direct(buffered_because: str | None) -> Finding:
+    if buffered_because is None:
+        return _FILES.ok("direct I/O", "works: what is read and written leaves no copy in memory")
+    return _FILES.warning(
+        "direct I/O",
+        f"not used, files go through the page cache: {buffered_because}",
+        "name a folder on ext4 or xfs, on a local drive",
+    )
+
+
+def _registered(transfers: Transfers) -> tuple[Finding, ...]:
+    if transfers.choice.io is not FileIO.URING or not isinstance(transfers.carrier, NativeCarrier):
+        return ()
+    reason = transfers.carrier.status().registered_because
+    if reason is None or transfers.buffered_because is not None:
+        return (_FILES.ok("registered buffers", "the ring has its buffers registered"),)
+    return (
+        _FILES.warning(
+            "registered buffers",
+            f"not used: {reason}",
+            "raise the limit on locked memory (ulimit -l, or LimitMEMLOCK= of a service)",
+        ),
+    )

@@ -1,0 +1,98 @@
+"""Which updates the native kernels make in this process, and which torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from zcompile.doctor.finding import Finding, Section
+from zcompile.optim.native import NativeKernels
+from zcompile.optim.rules import Scaling, rule_of
+
+_OPTIMIZERS = Section("optimizers")
+_LOOPS: tuple[Mapping[str, bool], ...] = ({}, {"foreach": True}, {"fused": True})
+_ADAMS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"weight_decay": 0.01},
+    {"amsgrad": True},
+    {"maximize": True},
+)
+_SGDS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"weight_decay": 0.01},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "nesterov": True},
+    {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    {"maximize": True},
+)
+FAMILIES: Mapping[str, tuple[Callable[..., Optimizer], Sequence[Mapping[str, Any]]]] = {
+    "Adam": (Adam, _ADAMS),
+    "AdamW": (AdamW, _ADAMS),
+    "SGD": (SGD, _SGDS),
+}
+"""By name: how an optimizer is made, and the flags that are tried with each of torch's loops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """Flags of an optimizer, and whether the native kernels have the bits of torch's for them.
+
+    ``expected``: where they have not, it is because torch writes into the gradients.
+    """
+
+    flags: Mapping[str, Any]
+    native: bool
+    expected: bool
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.flags.items()) or "defaults"
+
+
+def optimizer_findings() -> tuple[Finding, ...]:
+    """Try every combination of flags on a sample; none changes a number, only the speed."""
+    kernels = NativeKernels.load()
+    if kernels is None:
+        says = "torch's own kernels make every update: there is no native library"
+        return (_OPTIMIZERS.note("kernels", says, "see the native library"),)
+    return tuple(
+        family_finding(name, list(combinations(kernels, make, flags)))
+        for name, (make, flags) in FAMILIES.items()
+    )
+
+
+def combinations(
+    kernels: NativeKernels, make: Callable[..., Optimizer], flags: Sequence[Mapping[str, Any]]
+) -> Iterator[Combination]:
+    """Yield each of ``flags`` with each of torch's loops, on fp32 parameters."""
+    for loop, own in product(_LOOPS, flags):
+        given = {**own, **loop}
+        optimizer = make([Parameter(torch.zeros(1, device="cpu"))], **given)
+        rule, (group,) = rule_of(optimizer), optimizer.param_groups
+        assert rule is not None
+        found = [
+            kernels.arithmetic(rule, group, Scaling(), torch.float32, first=first)
+            for first in (False, True)
+        ]
+        expected = rule.writes_grad(group, Scaling())
+        yield Combination(given, None not in found, expected)
+
+
+def family_finding(name: str, tried: Sequence[Combination]) -> Finding:
+    """Say how many of the combinations of one optimizer are native, and which are not."""
+    native = [each for each in tried if each.native]
+    says = f"native kernels have torch's bits for {len(native)} of {len(tried)} combinations"
+    left = "; ".join(str(each) for each in tried if not each.native)
+    if not left:
+        return _OPTIMIZERS.ok(name, f"{says} of flags, in fp32")
+    says = f"{says}; torch's own kernels update {left}"
+    if all(each.native or each.expected for each in tried):
+        return _OPTIMIZERS.ok(name, says)
+    return _OPTIMIZERS.warning(
+        name, says, "nothing is wrong, only slower: report it with the versions above"
+    )
