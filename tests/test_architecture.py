@@ -19,7 +19,8 @@ STDLIB_ONLY = frozenset[str]()
 
 BELOW_SESSION = {
     *("ir", "errors", "options", "passes", "runtime", "planner"),
-    *("registry", "bridge", "graphs", "buckets", "hooks", "gradients", "optim", "leaving"),
+    *("registry", "bridge", "graphs", "buckets", "collector"),
+    *("hooks", "gradients", "optim", "leaving"),
 }
 BELOW_BACKEND = {*BELOW_SESSION, "session"}
 
@@ -37,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bridge": {"ir", "runtime"},
     "graphs": {"ir", "passes", "bridge", "planner"},
     "buckets": {"errors", "bridge"},
+    "collector": set(),
     "hooks": set(),
     "gradients": {"hooks", "ir", "bridge", "runtime"},
     "optim": {"hooks", "ir", "passes", "runtime"},

@@ -20,6 +20,7 @@ from zcompile.bridge.capture import Captured, capture
 from zcompile.bridge.partition import partition
 from zcompile.bridge.roles import GraphInput, graph_inputs, parameter_names, roles_of
 from zcompile.bridge.sizes import UnknownSize
+from zcompile.collector import Spared, sparing_the_collector
 from zcompile.errors import BudgetError
 from zcompile.graphs import Graph
 from zcompile.options import Options
@@ -179,6 +180,8 @@ class _Job:
         self._inputs = inputs
         self._owned = owned
         self._number = backend.next_number()
+        self._forward: Captured | None = None
+        self._spared = Spared(ours=False)
 
     @property
     def _session(self) -> Session:
@@ -200,7 +203,8 @@ class _Job:
             decompositions=None if eager else inductor.decompositions(),
         )
         outside = torch_private.backward_outside_autocast() if eager else nullcontext()
-        with torch_private.lazy_modules(), outside:
+        with sparing_the_collector() as spared, torch_private.lazy_modules(), outside:
+            self._spared = spared
             return lower(module, example_inputs)
 
     def partition(
@@ -208,17 +212,24 @@ class _Job:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split the joint graph and plan both halves, before anything is compiled or run.
 
-        Capturing changes a half in place, to one that does the same; it comes back for
-        compilation as AOTAutograd leaves it, and is captured again.
+        Capturing changes a half in place, to one that does the same.  What comes back for
+        compilation is AOTAutograd's: usually the forward half itself, and a copy of the
+        backward half, which is captured again.
         """
+        self._spared.more()
         halves = partition(joint, joint_inputs, **given)
-        self._session.announce(
-            [Graph(self._capture(kind, half), None) for kind, half in halves.items()]
-        )
+        self._spared.more()
+        captured = {kind: self._capture(kind, half) for kind, half in halves.items()}
+        self._session.announce([Graph(each, None) for each in captured.values()])
+        self._forward = captured["forward"]
         return halves["forward"], halves["backward"]
 
     def compile(self, kind: str, module: fx.GraphModule, _: Sequence[Any]) -> Runner:
-        """Compile one of AOTAutograd's graphs."""
+        """Compile one of AOTAutograd's graphs; a backward graph comes after `run` has ended."""
+        with sparing_the_collector():
+            return self._compile(kind, module)
+
+    def _compile(self, kind: str, module: fx.GraphModule) -> Runner:
         captured, session = self._capture(kind, module), self._session
         compiled = None
         if not captured.inline:
@@ -230,6 +241,9 @@ class _Job:
         return Runner(self._backend, session, graph, backward=backward, owned=self._owned)
 
     def _capture(self, kind: str, module: fx.GraphModule) -> Captured:
+        known, self._forward = self._forward, None
+        if known is not None and kind == "forward" and known.is_still(module):
+            return known
         roles = roles_of(module.graph, self._inputs)
         inline = self._options.compute == "eager"
         return capture(f"{kind}.{self._number}", module.graph, module, roles, inline=inline)

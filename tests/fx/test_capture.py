@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from tests.fx.graphs import Block, Stack, captured_graphs
 from zcompile.bridge.sizes import hint
@@ -112,3 +114,23 @@ def test_a_gradient_that_is_a_view_of_a_larger_storage_is_a_value_beside_it() ->
     backward = schedules(Fused(), torch.randn(3, 8))["backward"]
     sizes = {each.name: each.nbytes for each in backward.values if each.role is Role.GRADIENT}
     assert set(sizes) == {"a:grad", "b:grad"}
+
+
+def test_a_captured_graph_knows_whether_it_was_changed() -> None:
+    captured = captured_graphs(Block(8), torch.ones(2, 8))["forward"]
+    module = captured.attributes
+    assert isinstance(module, fx.GraphModule)
+    assert captured.is_still(module)
+    assert not captured.is_still(copy.copy(module))
+    first = next(node for node in module.graph.nodes if node.op == "call_function")
+    args = first.args
+    first.args = (*args[:-1], args[-1])
+    assert not captured.is_still(module)
+
+
+def test_a_node_more_is_a_change() -> None:
+    captured = captured_graphs(Block(8), torch.ones(2, 8))["forward"]
+    module = captured.attributes
+    assert isinstance(module, fx.GraphModule)
+    module.graph.placeholder("late")
+    assert not captured.is_still(module)

@@ -6,7 +6,7 @@ their storage.  Nothing about tensors survives in the schedule except names and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,9 @@ from zcompile.runtime.binding import Layout
 
 SizeOf = Callable[[Size], int]
 """From a size that may be symbolic to a number, for the shapes at hand."""
+
+NodeAsRead = tuple[fx.Node, tuple[object, ...], Mapping[str, object]]
+"""A node, and its arguments when it was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,8 @@ class Captured:
     ``names`` calls every storage by the name of its value.  ``gradients`` gives for each
     gradient value the node that leaves the graph; a storage that is one gradient and
     nothing else *is* that value, any other gradient is a value beside its storage.
-    ``costs`` says what each segment costs for the shapes of the first call.
+    ``costs`` says what each segment costs for the shapes of the first call.  ``read`` are the
+    nodes with their arguments as they were when all that was found.
     """
 
     name: str
@@ -63,6 +67,21 @@ class Captured:
     names: Mapping[Storage, str]
     gradients: Mapping[str, fx.Node]
     costs: Mapping[str, Cost]
+    read: Sequence[NodeAsRead]
+
+    def is_still(self, module: fx.GraphModule) -> bool:
+        """Whether ``module`` is what was captured, and nobody has changed its graph since.
+
+        Nodes replace their arguments as a whole, so comparing them by identity is enough.
+        """
+        return (
+            module is self.attributes
+            and len(module.graph.nodes) == len(self.read)
+            and all(
+                node is known and node.args is args and node.kwargs is kwargs
+                for node, (known, args, kwargs) in zip(module.graph.nodes, self.read, strict=True)
+            )
+        )
 
     def schedule(self, size_of: SizeOf) -> Schedule:
         """Return the schedule with nothing moved, for the shapes that ``size_of`` knows."""
@@ -169,6 +188,7 @@ def capture(
         names=names,
         gradients=gradients,
         costs={each.name: segment_cost(each, aliases, fused=not inline) for each in segments},
+        read=[(node, node.args, node.kwargs) for node in graph.nodes],
     )
 
 
