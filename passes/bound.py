@@ -23,6 +23,7 @@ from zcompile.ir import (
     Compute,
     Hardware,
     Kernel,
+    KernelSeconds,
     Link,
     Role,
     Schedule,
@@ -36,7 +37,7 @@ from zcompile.ir import (
     strip,
 )
 from zcompile.passes.placement import managed_values
-from zcompile.passes.simulate import COMPUTE, UPDATE, KernelSeconds, seconds_of
+from zcompile.passes.simulate import COMPUTE, UPDATE, seconds_of
 
 
 @dataclass(frozen=True, slots=True)

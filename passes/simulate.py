@@ -18,6 +18,7 @@ from zcompile.ir import (
     Fetch,
     Hardware,
     Kernel,
+    KernelSeconds,
     Offload,
     Release,
     Schedule,
@@ -32,9 +33,6 @@ from zcompile.passes.sharing import speeds
 COMPUTE, UPDATE = "compute", "update"
 _DONE = 1e-12
 """Work below this many seconds is none: what is left of sums of floats."""
-
-KernelSeconds = Mapping[str, Mapping[str, float]]
-"""By schedule and kernel, by name: how long the kernel takes where nothing else runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from zcompile.ir import (
     Channel,
     Compute,
     Hardware,
+    KernelSeconds,
     Kind,
     Link,
     Offload,
@@ -29,7 +30,7 @@ from zcompile.ir import (
 )
 from zcompile.ir.schedule import Fetch
 from zcompile.passes.pipeline import PIPELINE, run_within_budget
-from zcompile.passes.simulate import KernelSeconds, Move, Simulation, StepTime, simulate
+from zcompile.passes.simulate import Move, Simulation, StepTime, simulate
 
 MEGABYTE_PER_S = 1e6
 FREE = Hardware(

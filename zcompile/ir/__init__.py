@@ -31,7 +31,7 @@ from zcompile.ir.schedule import (
     Wait,
     page_aligned,
 )
-from zcompile.ir.target import Target
+from zcompile.ir.target import KernelSeconds, Target
 from zcompile.ir.text import is_name, parse, render, render_step, value_name
 from zcompile.ir.uses import given, kernel_name, last_touch, operands
 from zcompile.ir.verify import strip, verify
@@ -47,6 +47,7 @@ __all__ = [
     "Footprint",
     "Hardware",
     "Kernel",
+    "KernelSeconds",
     "Kind",
     "Link",
     "Offload",
