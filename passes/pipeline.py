@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 from zcompile.ir import Schedule, Target, peak_bytes, verify
 from zcompile.passes.base import OFFLOADED, PACKED, PLACED, STREAMED, Pass, Stage, run
+from zcompile.passes.deadline import Deadline
 from zcompile.passes.defer import Defer
 from zcompile.passes.keep import Keep
 from zcompile.passes.lean import static_lean_peak
@@ -15,6 +16,7 @@ from zcompile.passes.offload import Offload
 from zcompile.passes.pack import Pack
 from zcompile.passes.place import Place
 from zcompile.passes.prefetch import Prefetch
+from zcompile.passes.simulate import simulate
 from zcompile.passes.stream import Stream
 from zcompile.passes.vacate import Vacate
 
@@ -22,6 +24,14 @@ Pipeline = tuple[Pass, ...]
 
 PIPELINE: Pipeline = (Place(), Stream(), Offload(), Keep(), Defer(), Prefetch(), Pack())
 """What runs unless the user says otherwise; as a last resort with `Vacate` in it."""
+
+TIMED: tuple[Pipeline, ...] = (
+    PIPELINE,
+    (Place(), Stream(), Offload(), Keep(), Deadline(), Pack()),
+    (Place(), Stream(), Offload(), Keep(spare_percent=90), Deadline(), Pack()),
+    (Place(), Stream(), Offload(), Deadline(), Pack()),
+)
+"""What is tried where times are known; `PIPELINE` among it, so the result is never slower."""
 
 COMPLETE = (PLACED, STREAMED, OFFLOADED, PACKED)
 """What must hold of a plan that is to be run."""
@@ -36,7 +46,7 @@ so breaks the budget, less is spent.  At 0 they are left out: the lean plan has 
 VACATING_RUNGS = (100, 0)
 """The same for an arena that is vacated: there a hole takes no memory."""
 
-_PASSES: dict[str, Pass] = {each.name: each for each in (*PIPELINE, Vacate())}
+_PASSES: dict[str, Pass] = {each.name: each for each in (*PIPELINE, Deadline(), Vacate())}
 _BETWEEN_ENTRIES = re.compile(r",(?![^{]*\})")
 _ENTRY = re.compile(r"(\w+)(?:\{(.*)\})?")
 _OPTION = re.compile(r"(\w+)=([0-9]+)")
@@ -124,12 +134,24 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """A pipeline, in text, whose plan keeps the budget, and the seconds it takes by simulation."""
+
+    pipeline: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """A schedule ready to run: the pipeline that made it, every stage, and failed tries."""
+    """A schedule ready to run: the pipeline that made it, every stage, and failed tries.
+
+    Where times are known, ``tried`` are all plans that keep the budget; this is the fastest.
+    """
 
     pipeline: str
     stages: tuple[Stage, ...]
     rejected: tuple[Rejected, ...]
+    tried: tuple[Tried, ...] = ()
 
     @property
     def schedule(self) -> Schedule:
@@ -164,7 +186,7 @@ def _vacating(passes: Sequence[Pass]) -> Pipeline:
 def _leaner(passes: Sequence[Pass], percent: int) -> Pipeline:
     found: list[Pass] = []
     for each in passes:
-        if not isinstance(each, Keep | Defer | Prefetch):
+        if not isinstance(each, Keep | Defer | Prefetch | Deadline):
             found.append(each)
         elif percent > 0:
             found.append(replace(each, spare_percent=each.spare_percent * percent // 100))
@@ -195,3 +217,23 @@ def run_within_budget(passes: Sequence[Pass], schedule: Schedule, target: Target
             return Plan(render_pipeline(pipeline), stages, tuple(rejected))
         rejected.append(Rejected(render_pipeline(pipeline), peak))
     raise AssertionError("every ladder has a last rung")
+
+
+def run_fastest(pipelines: Sequence[Pipeline], schedule: Schedule, target: Target) -> Plan:
+    """Plan ``schedule`` by each of ``pipelines``; return the plan that simulation finds fastest.
+
+    Of equally fast ones the first.  The target must have hardware and the seconds of every
+    kernel: ``ValueError`` if it has not.  Otherwise like `run_within_budget`.
+    """
+    if target.hardware is None:
+        raise ValueError("the target has no hardware to compare plans by")
+    plans = [run_within_budget(each, schedule, target) for each in pipelines]
+    tried = tuple(
+        Tried(
+            each.pipeline,
+            simulate([each.schedule], target.kernel_seconds, target.hardware).seconds,
+        )
+        for each in plans
+    )
+    at = min(range(len(plans)), key=lambda number: (tried[number].seconds, number))
+    return replace(plans[at], tried=tried)

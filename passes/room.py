@@ -64,10 +64,38 @@ class Room:
         """Hold ``nbytes`` of ordinary memory at kernels ``first .. end-1``, if they fit."""
         return self._take(self._ordinary, first, end, nbytes)
 
+    def earliest_arena(self, first: int, end: int, nbytes: int) -> int:
+        """Return the first kernel from ``first`` on from which `take_arena` works to ``end``."""
+        return self._reach(self._arena, first, end, page_aligned(nbytes), from_end=True)
+
+    def latest_arena(self, first: int, end: int, nbytes: int) -> int:
+        """Return the last end, up to ``end``, to which `take_arena` works from ``first``."""
+        return self._reach(self._arena, first, end, page_aligned(nbytes), from_end=False)
+
+    def latest_ordinary(self, first: int, end: int, nbytes: int) -> int:
+        """Return the last end, up to ``end``, to which `take_ordinary` works from ``first``."""
+        return self._reach(self._ordinary, first, end, nbytes, from_end=False)
+
+    def _reach(self, part: _Part, first: int, end: int, nbytes: int, *, from_end: bool) -> int:
+        """Halve: what fits in a range of kernels fits in every part of it."""
+        least, most = 0, end - first
+        while least < most:
+            length = (least + most + 1) // 2
+            begin = end - length if from_end else first
+            if self._rise(part, begin, begin + length, nbytes) <= self._spare_bytes:
+                least = length
+            else:
+                most = length - 1
+        return end - least if from_end else first + least
+
+    @staticmethod
+    def _rise(part: _Part, first: int, end: int, nbytes: int) -> int:
+        return max(0, part.held.largest(first, end) + nbytes - part.peak_bytes)
+
     def _take(self, part: _Part, first: int, end: int, nbytes: int) -> bool:
         if first >= end:
             return True
-        rise = max(0, part.held.largest(first, end) + nbytes - part.peak_bytes)
+        rise = self._rise(part, first, end, nbytes)
         if rise > self._spare_bytes:
             return False
         part.held.add(first, end, nbytes)

@@ -1,0 +1,234 @@
+"""Deadline: start each fetch as late as its channel still hides it, by the times that are known."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar
+
+from zcompile.ir import (
+    Channel,
+    Fetch,
+    Hardware,
+    Offload,
+    Release,
+    Schedule,
+    Target,
+    Wait,
+    channel_of,
+    operands,
+)
+from zcompile.passes.base import OFFLOADED, STREAMED, check_percent
+from zcompile.passes.room import Room
+from zcompile.passes.simulate import Simulated, seconds_of, simulate
+from zcompile.passes.timeline import Timeline
+
+MARGIN = 0.01
+"""The share of the graph's time by which a fetch starts sooner than it must."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Time every move by the kernels and channels of the target.
+
+    Write-backs come first: a release that waits for one is put off until it has landed, as
+    far as there is room, so that it holds nobody up.  Then each fetch starts as late as its
+    channel, first in, first out, still hides it, and earlier than that never; where memory is
+    too short for that, as early as it allows.  The plan is simulated, and made again with the
+    times that came out; the faster of the two stays.
+
+    Needs:  a plan that keeps its copies as `Stream` and `Offload` do; the target's hardware and
+            the seconds of each kernel.
+    Keeps:  the kernels; the set of steps; the order of copies of one channel.
+    Ends:   the budget kept wherever it was.
+    """
+
+    name: ClassVar[str] = "deadline"
+    needs: ClassVar[frozenset[str]] = frozenset({STREAMED, OFFLOADED})
+    gives: ClassVar[frozenset[str]] = frozenset()
+
+    spare_percent: int = 100
+
+    def __post_init__(self) -> None:
+        check_percent(self.name, self.spare_percent)
+
+    def __call__(self, schedule: Schedule, target: Target) -> Schedule:
+        """Return the timed plan; ``ValueError`` if the target does not say how long things take."""
+        if target.hardware is None:
+            raise ValueError(f"{self.name}: the target has no hardware to keep time by")
+        clock = _alone(schedule, target)
+        found: list[tuple[float, int, Schedule]] = []
+        for attempt in range(2):
+            timed = _timed(schedule, target, clock, self.spare_percent)
+            (ran,) = simulate([timed], target.kernel_seconds, target.hardware).graphs
+            found.append((ran.end_s, attempt, timed))
+            if ran.exposed_s <= 0:
+                break
+            clock = _observed(timed, ran)
+        return min(found)[2]
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """When each gap begins, and how long each copy of a channel takes, in its order."""
+
+    gap_s: Sequence[float]
+    copy_s: Mapping[Channel, Sequence[float]]
+
+
+def _alone(schedule: Schedule, target: Target) -> _Clock:
+    """Return the times of a run in which nothing waits and nothing is shared."""
+    assert target.hardware is not None
+    timeline = Timeline.of(schedule)
+    seconds = (seconds_of(schedule, each, target.kernel_seconds) for each in timeline.kernels)
+    nbytes = {value.name: value.nbytes for value in schedule.values}
+    copies: dict[Channel, list[float]] = {}
+    for _, move in timeline.moves():
+        if isinstance(move, Fetch | Offload):
+            channel = channel_of(move)
+            took = _seconds(target.hardware, channel, nbytes[move.value])
+            copies.setdefault(channel, []).append(took)
+    return _Clock([0.0, *accumulate(seconds)], copies)
+
+
+def _observed(schedule: Schedule, ran: Simulated) -> _Clock:
+    """Return the times of a run: a gap begins when the kernel before it is done."""
+    gap_s = [0.0]
+    gap_s += [
+        time.end_s
+        for step, time in zip(schedule.steps, ran.steps, strict=True)
+        if not isinstance(step, Fetch | Wait | Offload | Release)
+    ]
+    copies: dict[Channel, list[float]] = {}
+    for move in ran.moves:
+        copies.setdefault(move.channel, []).append(move.end_s - move.start_s)
+    return _Clock(gap_s, copies)
+
+
+def _seconds(hardware: Hardware, channel: Channel, nbytes: int) -> float:
+    if channel not in hardware.links:
+        raise ValueError(f"{hardware.name}: has no link {channel}, which the plan uses")
+    return hardware.links[channel].seconds(nbytes)
+
+
+def _timed(schedule: Schedule, target: Target, clock: _Clock, spare_percent: int) -> Schedule:
+    timeline = Timeline.of(schedule)
+    room = Room(schedule, target, spare_percent)
+    nbytes = {value.name: value.nbytes for value in schedule.values}
+    releases = _releases(timeline, room, nbytes, clock)
+    fetches = _fetches(timeline, releases, room, nbytes, clock)
+    for gap, moves in enumerate(timeline.gaps):
+        others = [move for move in moves if not isinstance(move, Release | Fetch)]
+        timeline.gaps[gap] = [*releases[gap], *others, *fetches[gap]]
+    return schedule.with_steps(timeline.steps())
+
+
+def _releases(
+    timeline: Timeline, room: Room, nbytes: Mapping[str, int], clock: _Clock
+) -> list[list[Release]]:
+    """Return the releases by gap: those that wait for a copy out where it has landed."""
+    landed = _landings(timeline, clock)
+    touched = _touches(timeline)
+    found: list[list[Release]] = [[] for _ in timeline.gaps]
+    fetched: set[str] = set()
+    for gap, move in timeline.moves():
+        if isinstance(move, Fetch):
+            fetched.add(move.value)
+        if not isinstance(move, Release):
+            continue
+        at = gap
+        if move.after is not None:
+            wanted = bisect_left(clock.gap_s, landed[move.after], lo=gap)
+            wanted = min(wanted, len(timeline.kernels), _next(touched[move.value], gap))
+            if move.value in fetched:
+                at = room.latest_arena(gap, wanted, nbytes[move.value])
+                room.take_arena(gap, at, nbytes[move.value])
+            else:
+                at = room.latest_ordinary(gap, wanted, nbytes[move.value])
+                room.take_ordinary(gap, at, nbytes[move.value])
+        found[at].append(move)
+        fetched.discard(move.value)
+    return found
+
+
+def _landings(timeline: Timeline, clock: _Clock) -> dict[int, float]:
+    """Return by ticket when each copy out lands if it starts where it is asked for."""
+    free_s: dict[Channel, float] = {}
+    passed: dict[Channel, int] = {}
+    found: dict[int, float] = {}
+    for gap, move in timeline.moves():
+        if isinstance(move, Offload):
+            channel = channel_of(move)
+            number = passed.get(channel, 0)
+            start_s = max(clock.gap_s[gap], free_s.get(channel, 0.0))
+            found[move.ticket] = free_s[channel] = start_s + clock.copy_s[channel][number]
+            passed[channel] = number + 1
+    return found
+
+
+def _touches(timeline: Timeline) -> dict[str, list[int]]:
+    """Return by value, in order, the gaps in which a fetch of it or a kernel on it comes next."""
+    found: dict[str, list[int]] = {}
+    for gap, moves in enumerate(timeline.gaps):
+        touched = [move.value for move in moves if isinstance(move, Fetch)]
+        if gap < len(timeline.kernels):
+            touched += operands(timeline.kernels[gap])
+        for name in touched:
+            found.setdefault(name, []).append(gap)
+    return found
+
+
+def _next(gaps: Sequence[int], gap: int) -> int:
+    """Return the first of ``gaps`` from ``gap`` on; a number beyond all gaps if there is none."""
+    at = bisect_left(gaps, gap)
+    return gaps[at] if at < len(gaps) else 1 << 62
+
+
+def _fetches(
+    timeline: Timeline,
+    releases: Iterable[Sequence[Release]],
+    room: Room,
+    nbytes: Mapping[str, int],
+    clock: _Clock,
+) -> list[list[Fetch]]:
+    """Return the fetches by gap, each as late as it may be, or as early as there is room."""
+    latest = _latest_starts(timeline, clock)
+    margin_s = MARGIN * clock.gap_s[-1]
+    freed: dict[str, list[int]] = {}
+    for gap, own_releases in enumerate(releases):
+        for release in own_releases:
+            freed.setdefault(release.value, []).append(gap)
+    last: dict[Channel, int] = {}
+    found: list[list[Fetch]] = [[] for _ in timeline.gaps]
+    for gap, move in timeline.moves():
+        if not isinstance(move, Fetch):
+            continue
+        channel = channel_of(move)
+        wanted = bisect_right(clock.gap_s, latest[move.ticket] - margin_s) - 1
+        before = freed.get(move.value, ())
+        own = bisect_right(before, gap)
+        first = max(wanted, last.get(channel, 0), before[own - 1] if own else 0)
+        at = room.earliest_arena(min(first, gap), gap, nbytes[move.value])
+        room.take_arena(at, gap, nbytes[move.value])
+        found[at].append(move)
+        last[channel] = at
+    return found
+
+
+def _latest_starts(timeline: Timeline, clock: _Clock) -> dict[int, float]:
+    """Return by ticket when each fetch must start for it, and all behind it, to come in time."""
+    waits = {move.ticket: gap for gap, move in timeline.moves() if isinstance(move, Wait)}
+    queues: dict[Channel, list[int]] = {}
+    for _, move in timeline.moves():
+        if isinstance(move, Fetch):
+            queues.setdefault(channel_of(move), []).append(move.ticket)
+    found: dict[int, float] = {}
+    for channel, tickets in queues.items():
+        must_s = float("inf")
+        for number in reversed(range(len(tickets))):
+            due_s = clock.gap_s[waits[tickets[number]]]
+            must_s = min(due_s, must_s) - clock.copy_s[channel][number]
+            found[tickets[number]] = must_s
+    return found
