@@ -47,8 +47,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backend": BELOW_BACKEND,
     "report": {*BELOW_BACKEND, "backend", "machines"},
     "demo": {*BELOW_BACKEND, "backend", "report"},
+    "bench": {"version", *BELOW_BACKEND, "machines"},
     "doctor": {"version", *BELOW_BACKEND, "machines", "report"},
-    "cli": {"version", *BELOW_BACKEND, "backend", "report", "demo", "doctor"},
+    "cli": {"version", *BELOW_BACKEND, "backend", "report", "demo", "doctor", "bench"},
     # The package itself imports when asked for a name; for type checkers it names them all.
     "": {"version", *BELOW_BACKEND, "backend", "report"},
 }

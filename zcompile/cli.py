@@ -139,6 +139,40 @@ def doctor(
         Console().print(shown(findings))
 
 
+@main.command()
+def bench(
+    nvme_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder to read and write; by default the current one."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A look in some 20 seconds, instead of two minutes.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all figures as JSON instead of a table.")
+    ] = False,
+) -> None:
+    """Measure this machine: memory, kernels, updates and files, each beside its limit.
+
+    The figures are kept for planning, which knows this machine as "here".
+    """
+    folder = _folder(nvme_dir) or Path.cwd()
+    # So that a terminated run, like an interrupted one, takes its file with it.
+    signal.signal(signal.SIGTERM, _exit_by_signal)
+    # Here and not above: it needs torch, which ``zinf --help`` does not.
+    from zcompile.bench.run import run_bench
+
+    try:
+        run_bench(folder, os.environ, quick=quick, as_json=as_json)
+    except (StorageError, ValueError) as error:
+        _fail(str(error))
+
+
+def _exit_by_signal(number: int, frame: object) -> NoReturn:
+    del frame
+    sys.exit(128 + number)
+
+
 def _folder(given: Path | None) -> Path | None:
     """Return the folder if files can be made in it; raise ``BadParameter`` if not."""
     try:
@@ -149,7 +183,7 @@ def _folder(given: Path | None) -> Path | None:
 
 def _run(setup: Setup) -> bool:
     # So that a terminated demo, like an interrupted one, takes its temporary folder with it.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _exit_by_signal)
     console = Console()
     with console.status("importing torch and transformers"):
         # Here and not above: transformers reads its environment when it is imported, and

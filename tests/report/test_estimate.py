@@ -12,6 +12,7 @@ import zcompile
 from tests.report.models import INPUT, compiled, layers, train
 from zcompile.ir import Channel, Kind
 from zcompile.machines import load_machine, render_machine
+from zcompile.machines.here import here_path, write_private
 from zcompile.report.schedules import ScheduleReport
 
 
@@ -75,3 +76,15 @@ def test_what_the_machine_does_not_tell_is_named(reports: tuple[ScheduleReport, 
         reports[0].simulate(replace(machine, flops_per_s=rates))
     with pytest.raises(ValueError, match="machine='abacus' is neither a file nor one of a100"):
         reports[0].simulate("abacus")
+
+
+def test_the_machine_that_we_are_on_is_one_once_it_has_been_measured(
+    reports: tuple[ScheduleReport, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match="run zinf bench"):
+        reports[0].simulate("here")
+    write_private(here_path(), render_machine(replace(load_machine("rtx4090"), name="here")))
+    found = reports[0].simulate("here")
+    assert found.machine == "here"
+    assert found.simulated == reports[0].simulate("rtx4090").simulated

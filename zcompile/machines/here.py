@@ -6,7 +6,8 @@ import hashlib
 import os
 import platform
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NAME = "here"
@@ -35,16 +36,29 @@ def write_private(path: Path, text: str) -> None:
 
     The folder is made if need be.  Raises ``ValueError`` with the remedy where it cannot be.
     """
+    with _beside(path) as (fd, name):
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+
+
+def check_writable(path: Path) -> None:
+    """Raise what `write_private` would raise, before there is anything to write."""
+    with _beside(path) as (fd, _):
+        os.close(fd)
+
+
+@contextmanager
+def _beside(path: Path) -> Generator[tuple[int, str]]:
+    """Lend a new private file in the folder of ``path``; unless it was renamed, it goes."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
         try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+            yield fd, name
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
     except OSError as error:
         raise ValueError(
             f"{path} cannot be written ({error.strerror}): "

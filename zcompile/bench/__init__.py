@@ -1,0 +1,1 @@
+"""Measures the machine that this runs on: ``zinf bench``."""

@@ -1,0 +1,49 @@
+"""The command from start to end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from zcompile.bench.effort import QUICK, WHOLE, Effort
+from zcompile.bench.measure import Progress, measure
+from zcompile.bench.record import Record
+from zcompile.bench.show import figures_table, progress_on
+from zcompile.bench.target import Place, hardware_of
+from zcompile.machines.here import check_writable, here_path
+
+LIMITS = (
+    "of limit: files beside four threads of direct I/O over huge pages, updates beside adding "
+    "the gradient in place to each of the other three tensors."
+)
+
+
+def run_bench(folder: Path, env: Mapping[str, str], *, quick: bool, as_json: bool) -> None:
+    """Measure, keep the figures and print them.
+
+    Raises ``ValueError`` or ``StorageError`` if the folder or the cache cannot be used.
+    """
+    check_writable(here_path(env))  # and not after two minutes
+    with progress_on(Console(stderr=True)) as progress:
+        record = measure_here(folder, QUICK if quick else WHOLE, progress, quick=quick)
+    record.save(env)
+    if as_json:
+        sys.stdout.write(json.dumps(record.as_json(), indent=2) + "\n")
+        return
+    console = Console()
+    console.print(figures_table(record.measured))
+    console.print(LIMITS)
+    console.print(f'kept for plans, as the machine "here": {here_path(env)}', soft_wrap=True)
+
+
+def measure_here(folder: Path, effort: Effort, progress: Progress, *, quick: bool) -> Record:
+    """Measure this machine and make its target."""
+    when = datetime.now(UTC)
+    place = Place.here(folder)
+    measured = measure(folder, effort, progress)
+    return Record(when, quick, measured, hardware_of(measured, place, when))
