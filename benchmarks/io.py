@@ -1,13 +1,14 @@
-"""Compare sequential reads and writes with fio and with four threads of direct I/O.
+"""Compare sequential reads and writes with fio, four threads of direct I/O, and DeepSpeed.
 
     python benchmarks/io.py --folder swap --gib 1 --pairs 20
 
 Each round times ours and both rivals on the same file, in an order that alternates, so that what
 else the machine does meets all of them alike.  Printed is the time of a rival over ours, the median
-of the rounds with a 95 % interval, and the CPU seconds of each a GiB.  fio runs with the fastest of
-a few settings, found first; without fio on the PATH only the threads are compared.  Ours and the
-threads use the same extent and the same memory on huge pages; fio has a file and buffers of its
-own, on ordinary pages, for it offers no others without a reserve that the system's owner sets up.
+of the rounds with a 95 % interval, and the CPU seconds of each a GiB.  fio and async_io run
+with the fastest of a few settings, found first; what is not installed is left out.  Ours and the
+threads use the same extent and the same memory on huge pages; the others have a file and memory of
+their own, fio on ordinary pages, for it offers no others without a reserve that the system's owner
+sets up.
 """
 
 from __future__ import annotations
@@ -15,31 +16,34 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import shutil
 import statistics
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
+from bar import Bar, ratios
+from peers import async_io, cpu_adam
+
+from zcompile.bench.direct_loop import direct_loop
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.file_io import FileIO
 from zcompile.runtime.folder import RunFolder
 from zcompile.runtime.ledger import Ledger
-from zcompile.runtime.syscalls import SystemCalls
 from zcompile.runtime.transfers import Transfers
 
 GIB = 1 << 30
-LOOP_THREADS = 4
-LOOP_BLOCK_BYTES = 8 << 20
 FIO_SETTINGS = tuple(product(("io_uring", "libaio"), ("1m", "4m"), (8, 32)))
 DIRECTIONS = ("read", "write")
+LEAST = {"read": 0.97, "write": 0.9}
+"""What the time of the faster of fio and the threads must be over ours."""
+
+Rivals = dict[str, Callable[[], tuple[float, float]]]
 
 
 @dataclass
@@ -67,32 +71,11 @@ class Bench:
 
     def loop(self, direction: str) -> tuple[float, float]:
         """Return the same of threads that each move every fourth block."""
-        return timed(lambda: self._loop(direction))
-
-    def _loop(self, direction: str) -> None:
         lease = self.file.lease(self.nbytes, "benchmark")
         fd = self.file.direct_fd
         assert fd is not None, "the file system refuses O_DIRECT"
-        calls = SystemCalls()
-        call = calls.read if direction == "read" else calls.write
-
-        def move(first: int) -> None:
-            for at in range(first, self.nbytes, LOOP_THREADS * LOOP_BLOCK_BYTES):
-                nbytes = min(LOOP_BLOCK_BYTES, self.nbytes - at)
-                done = 0
-                while done < nbytes:
-                    place = at + done
-                    done += call(
-                        fd, self.memory.address + place, nbytes - done, lease.offset + place
-                    )
-
-        threads = [
-            threading.Thread(target=move, args=(i * LOOP_BLOCK_BYTES,)) for i in range(LOOP_THREADS)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        place = (fd, lease.offset, self.memory.address, self.nbytes)
+        return timed(lambda: direct_loop(*place, write=direction == "write"))
 
 
 def timed(call: Callable[[], object]) -> tuple[float, float]:
@@ -128,25 +111,30 @@ def best_setting(path: Path, direction: str, nbytes: int) -> tuple[str, str, int
     )
 
 
-def interval(ratios: list[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return the bootstrapped interval of the median."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(2000))
-    edge = int((1 - confidence) / 2 * len(medians))
-    return medians[edge], medians[-1 - edge]
-
-
-def compare(bench: Bench, direction: str, num_pairs: int, fio_file: Path | None) -> None:
-    """Run all rivals in turn and print the ratios."""
-    rivals: dict[str, Callable[[], tuple[float, float]]] = {
+def rivals_of(bench: Bench, direction: str, folder: Path) -> Rivals:
+    """Return by name what times one transfer; ours is the first, files lie in ``folder``."""
+    rivals: Rivals = {
         "ours": lambda: bench.ours(direction),
         "four threads": lambda: bench.loop(direction),
     }
-    if fio_file is not None:
-        setting = best_setting(fio_file, direction, bench.nbytes)
-        rivals[f"fio {' '.join(map(str, setting))}"] = lambda: fio(
-            fio_file, direction, bench.nbytes, setting
-        )
+    if shutil.which("fio"):
+        path = folder / "fio.bin"
+        if not path.exists():
+            fio(path, "write", bench.nbytes, FIO_SETTINGS[0])
+        setting = best_setting(path, direction, bench.nbytes)
+        name = f"fio {' '.join(map(str, setting))}"
+        rivals[name] = lambda: fio(path, direction, bench.nbytes, setting)
+    if cpu_adam.is_here():
+        for locked in (False, True):
+            rival = async_io.Rival(folder / "async_io.bin", bench.nbytes, locked)
+            name, run = rival.best(direction, timed)
+            rivals[name] = run
+    return rivals
+
+
+def compare(bench: Bench, direction: str, num_pairs: int, folder: Path) -> None:
+    """Run all rivals in turn and print what they took, and the bars."""
+    rivals = rivals_of(bench, direction, folder)
     times = {name: Times() for name in rivals}
     for number in range(num_pairs):
         order = list(rivals) if number % 2 else list(reversed(rivals))
@@ -158,12 +146,27 @@ def compare(bench: Bench, direction: str, num_pairs: int, fio_file: Path | None)
     for name, each in times.items():
         speed = bench.nbytes / statistics.median(each.wall) / 1e9
         cpu = statistics.median(each.cpu) / gib
-        line = f"{direction:5} {name:22} {speed:6.2f} GB/s  {cpu:6.3f} CPU s/GiB"
-        if name != "ours":
-            ratios = [a / b for a, b in zip(each.wall, times["ours"].wall, strict=True)]
-            low, high = interval(ratios)
-            line += f"  time / ours {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
-        print(line, flush=True)
+        print(f"{direction:5} {name:32} {speed:6.2f} GB/s  {cpu:6.3f} CPU s/GiB", flush=True)
+    show_bars(direction, times)
+
+
+def show_bars(direction: str, times: dict[str, Times]) -> None:
+    """Print what each rival took over ours, where there is a bar for it."""
+    ours = times["ours"]
+
+    def named(start: str) -> list[str]:
+        return [name for name in times if name.startswith(start)]
+
+    plain = [*named("four threads"), *named("fio")]
+    faster = min(plain, key=lambda name: statistics.median(times[name].wall))
+    faster_ratios = ratios(times[faster].wall, ours.wall)
+    Bar(f"{direction}: {faster} / ours", LEAST[direction]).show(faster_ratios)
+    for start, bound in (("async_io ordinary", 4.0), ("async_io locked", 1.4)):
+        for name in named(start):
+            Bar(f"{direction}: {name} / ours", bound).show(ratios(times[name].wall, ours.wall))
+    for name in named("fio"):
+        over = ratios(ours.cpu, times[name].cpu)
+        Bar(f"{direction}: CPU seconds, ours / fio", 1.2, at_least=False).show(over)
 
 
 def main() -> None:
@@ -181,15 +184,13 @@ def main() -> None:
     file = ExtentFile(folder)
     transfers = Transfers(file, Ledger(), io=given.io)
     bench = Bench(file, transfers, Arena(nbytes), nbytes)
-    fio_file = folder.path / "fio.bin" if shutil.which("fio") else None
     choice = transfers.choice
     print(f"{nbytes / GIB:g} GiB, {os.cpu_count()} CPUs, io={choice.io.value} ({choice.because})")
     try:
         bench.ours("write")  # the extent exists, and the memory too
-        if fio_file is not None:
-            fio(fio_file, "write", nbytes, FIO_SETTINGS[0])
-        for direction in DIRECTIONS:
-            compare(bench, direction, given.pairs, fio_file)
+        with tempfile.TemporaryDirectory(dir=given.folder, prefix="rivals-") as theirs:
+            for direction in DIRECTIONS:
+                compare(bench, direction, given.pairs, Path(theirs))
     finally:
         transfers.close()
         file.close()

@@ -1,10 +1,11 @@
-"""Time native AdamW against torch's and against memory itself.
+"""Time native AdamW against torch's, DeepSpeed's and against memory itself.
 
     python benchmarks/optimizers.py
     python benchmarks/optimizers.py --large 20_000_000 --repeats 5 --threads 1
 
-Rows are ratios of medians of alternating runs: the other's time over ours.  Ours includes
-writing down where all tensors are, as a session does at each step.
+Rows are medians of alternating runs; the lines of bars give the other's time over ours, the
+median of the rounds with a 95 % interval.  Ours includes writing down where all tensors are, as
+a session does at each step.  DeepSpeed is timed where it is installed: see `peers/README.md`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from bar import Bar, ratios
+from peers import cpu_adam
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import AdamW
@@ -31,6 +34,7 @@ from zcompile.runtime.native_optim import BLOCK, Item, Optimizers, batch, new_st
 from zcompile.runtime.optim_formulas import Adam
 from zcompile.runtime.pool import Pool
 
+Times = Mapping[str, Sequence[float]]
 OPTIONS = Adam(1e-3, weight_decay=0.01, decoupled=True)
 STEP = 5
 
@@ -43,15 +47,16 @@ class Bench:
     pool: Pool
     repeats: int
 
-    def medians(self, runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-        """Return the median seconds of each of ``runs``, which take turns."""
-        seconds: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(self.repeats + 1):
-            for name, run in runs.items():
+    def seconds(self, runs: Mapping[str, Callable[[], object]]) -> Times:
+        """Return the seconds of each of ``runs``, which take turns, every other round backwards."""
+        names = list(runs)
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        for number in range(self.repeats + 1):
+            for name in names if number % 2 else reversed(names):
                 start = time.perf_counter()
-                run()
+                runs[name]()
                 seconds[name].append(time.perf_counter() - start)
-        return {name: median(each[1:]) for name, each in seconds.items()}
+        return {name: each[1:] for name, each in seconds.items()}
 
     def step(self, items: Sequence[Item]) -> None:
         assert self.optimizers.step(OPTIONS.formula(), batch(items), self.pool)
@@ -101,17 +106,17 @@ def stream_of(pool: Pool, one: Item) -> Callable[[], None]:
     return lambda: pool.run(pool.num_threads, chunk)
 
 
-def one_large(bench: Bench, numel: int) -> dict[str, float]:
+def one_large(bench: Bench, numel: int) -> Times:
     one = item(torch.randn(numel), torch.randn(numel))
     runs: dict[str, Callable[[], object]] = {
         "ours": lambda: bench.step([one]),
         "torch fused": torch_optimizer([one], fused=True).step,
         "stream": stream_of(bench.pool, one),
     }
-    return bench.medians(runs)
+    return bench.seconds(runs)
 
 
-def many_small(bench: Bench, numel: int, num_tensors: int) -> dict[str, float]:
+def many_small(bench: Bench, numel: int, num_tensors: int) -> Times:
     each = numel // num_tensors
     items = [item(torch.randn(each), torch.randn(each)) for _ in range(num_tensors)]
     whole = item(torch.randn(numel), torch.randn(numel))
@@ -121,10 +126,12 @@ def many_small(bench: Bench, numel: int, num_tensors: int) -> dict[str, float]:
         "torch fused": torch_optimizer(items, fused=True).step,
         "torch default": torch_optimizer(items).step,
     }
-    return bench.medians(runs)
+    if cpu_adam.is_here():
+        runs["DeepSpeed"] = cpu_adam.optimizer_over(items, OPTIONS.lr, OPTIONS.weight_decay).step
+    return bench.seconds(runs)
 
 
-def half_in_and_out(bench: Bench, numel: int) -> dict[str, float]:
+def half_in_and_out(bench: Bench, numel: int) -> Times:
     grad, out = torch.randn(numel).bfloat16(), torch.zeros(numel, dtype=torch.bfloat16)
     one = item(torch.randn(numel), grad, out=out)
     wide = torch.empty(numel)
@@ -136,10 +143,17 @@ def half_in_and_out(bench: Bench, numel: int) -> dict[str, float]:
         optimizer.step()
         out.copy_(param.detach())
 
-    return bench.medians({"ours": lambda: bench.step([one]), "torch fused, passes": with_passes})
+    runs: dict[str, Callable[[], object]] = {
+        "ours": lambda: bench.step([one]),
+        "torch fused, passes": with_passes,
+    }
+    if cpu_adam.is_here():
+        theirs = cpu_adam.optimizer_over([one], OPTIONS.lr, OPTIONS.weight_decay)
+        runs["DeepSpeed, passes"] = cpu_adam.with_passes(theirs, grad, wide, out)
+    return bench.seconds(runs)
 
 
-def in_8_bits(bench: Bench, numel: int) -> dict[str, float]:
+def in_8_bits(bench: Bench, numel: int) -> Times:
     grad, out = torch.randn(numel).bfloat16(), torch.zeros(numel, dtype=torch.bfloat16)
     wide = item(torch.randn(numel), grad, out=out)
     made = [new_state(numel, torch.uint8) for _ in range(2)]
@@ -156,7 +170,7 @@ def in_8_bits(bench: Bench, numel: int) -> dict[str, float]:
         "ours": lambda: bench.step([short]),
         "fp32 states": lambda: bench.step([wide]),
     }
-    return bench.medians(runs)
+    return bench.seconds(runs)
 
 
 def moved_bytes(state_bytes: float) -> float:
@@ -164,11 +178,33 @@ def moved_bytes(state_bytes: float) -> float:
     return 4 + 4 + 2 + 2 + 2 * 2 * state_bytes
 
 
-def report(title: str, seconds: Mapping[str, float], numel: int) -> None:
+def report(title: str, times: Times, numel: int) -> None:
     print(f"\n{title}")
-    for name, each in seconds.items():
-        ratio = "" if name == "ours" else f"  {each / seconds['ours']:6.2f} x ours"
-        print(f"  {name:22} {each * 1e9 / numel:7.3f} ns/parameter{ratio}")
+    for name, each in times.items():
+        ratio = "" if name == "ours" else f"  {median(ratios(each, times['ours'])):6.2f} x ours"
+        print(f"  {name:22} {median(each) * 1e9 / numel:7.3f} ns/parameter{ratio}")
+
+
+def bars_of_one_large(times: Times, threads: int) -> None:
+    what = f"one large tensor, {threads} threads:"
+    Bar(f"{what} torch fused / ours", 1.0).show(ratios(times["torch fused"], times["ours"]))
+    Bar(f"{what} Adam-shaped stream / ours", 0.95).show(ratios(times["stream"], times["ours"]))
+
+
+def bars_of_many_small(times: Times, threads: int) -> None:
+    what, bound = f"many small tensors, {threads} threads:", 1.35 if threads == 1 else 1.8
+    for rival in ("torch fused", "DeepSpeed"):
+        if rival in times:
+            Bar(f"{what} {rival} / ours", bound).show(ratios(times[rival], times["ours"]))
+    several = ratios(times["ours"], times["ours, one tensor"])
+    Bar(f"{what} ours / ours in one tensor", 1.05, at_least=False).show(several)
+
+
+def bars_of_half(times: Times, threads: int) -> None:
+    rivals = [name for name in times if name != "ours"]
+    best = min(rivals, key=lambda name: median(times[name]))
+    what = f"bf16 in and out, {threads} threads: {best} / ours"
+    Bar(what, 1.6).show(ratios(times[best], times["ours"]))
 
 
 def main() -> int:
@@ -186,18 +222,25 @@ def main() -> int:
     print(f"best instruction set: {list(native.isas)[-1]}")
     for threads in given.threads:
         torch.set_num_threads(threads)
+        if cpu_adam.is_here():
+            cpu_adam.set_threads(threads)
         bench = Bench(Optimizers(native), Pool(native, threads), given.repeats)
         plural = "" if threads == 1 else "s"
         print(f"\n== {threads} thread{plural}")
-        report(f"{given.large} in one tensor", one_large(bench, given.large), given.large)
-        title = f"{given.small} in {given.tensors} tensors"
-        report(title, many_small(bench, given.small, given.tensors), given.small)
+        large = one_large(bench, given.large)
+        report(f"{given.large} in one tensor", large, given.large)
+        bars_of_one_large(large, threads)
+        small = many_small(bench, given.small, given.tensors)
+        report(f"{given.small} in {given.tensors} tensors", small, given.small)
+        bars_of_many_small(small, threads)
         half = half_in_and_out(bench, given.small)
         report(f"{given.small}, bf16 in and out", half, given.small)
+        bars_of_half(half, threads)
         title = f"{given.small}, states in 8 bits, bf16 in and out"
         report(title, in_8_bits(bench, given.small), given.small)
-    print(f"\nbytes moved a parameter: {moved_bytes(1 + 4 / BLOCK):.2f} with states in 8 bits, ")
-    print(f"  {moved_bytes(4):.2f} with states in fp32")
+    print()
+    what = f"bytes a parameter in 8 bits ({moved_bytes(4):.2f} in fp32)"
+    Bar(what, 16.3, at_least=False).show([moved_bytes(1 + 4 / BLOCK)])
     return 0
 
 

@@ -1,0 +1,1 @@
+"""Other programs that ours are compared with, where they are installed."""
