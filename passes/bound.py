@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.ir import (
-    MANAGED_ROLES,
+    MOVABLE_ROLES,
     Channel,
     Compute,
     Hardware,
@@ -38,6 +38,9 @@ from zcompile.ir import (
 )
 from zcompile.passes.placement import managed_values
 from zcompile.passes.simulate import COMPUTE, UPDATE, seconds_of
+
+_PASSED = frozenset({Role.GRADIENT, Role.SAVED})
+"""Roles whose values one graph makes for another, in every iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ def least_moves(cycle: Sequence[Schedule], target: Target) -> Moving:
     """Return what must move in every iteration; see Note [What has to move]."""
     values = {each.name: each for each in managed_values(cycle)}
     gradients = _carried(cycle, values)
-    lasting = [v for v in values.values() if v.role is not Role.GRADIENT and _is_read(v, cycle)]
+    lasting = [v for v in values.values() if v.role not in _PASSED and _is_read(v, cycle)]
     changed = [v for v in lasting if any(v.name in _written(each) for each in cycle)]
     total, between = _sum(lasting), _sum(gradients)
     room = total + between
@@ -133,20 +136,20 @@ def least_moves(cycle: Sequence[Schedule], target: Target) -> Moving:
 
 
 def _carried(cycle: Sequence[Schedule], values: Mapping[str, Value]) -> list[Value]:
-    """Return the gradients that one graph makes and a later one reads."""
+    """Return the gradients, and what was saved, that one graph makes and a later one reads."""
     made: set[str] = set()
     found: dict[str, Value] = {}
     for graph in cycle:
         reads = {name for kernel in _kernels(graph) for name in kernel.reads}
         found |= {name: values[name] for name in made & reads}
-        made |= {name for name in _written(graph) if values[name].role is Role.GRADIENT}
+        made |= {name for name in _written(graph) if values[name].role in _PASSED}
     return list(found.values())
 
 
 def _least_room(graph: Schedule, target: Target) -> int:
     """Return what the fullest kernel of ``graph`` leaves for managed values, at the most."""
     own = tuple(
-        replace(each, nbytes=0) if each.role in MANAGED_ROLES else each for each in graph.values
+        replace(each, nbytes=0) if each.role in MOVABLE_ROLES else each for each in graph.values
     )
     most = max(footprint(replace(graph, values=own)).ordinary, default=0)
     assert target.device_budget is not None
@@ -158,7 +161,7 @@ def _is_read(value: Value, cycle: Sequence[Schedule]) -> bool:
 
 
 def _written(graph: Schedule) -> set[str]:
-    managed = {each.name for each in graph.values if each.role in MANAGED_ROLES}
+    managed = {each.name for each in graph.values if each.role in MOVABLE_ROLES}
     return {name for kernel in _kernels(graph) for name in kernel.writes} & managed
 
 

@@ -16,6 +16,7 @@ KINDS = {
     "parameters": Role.PARAMETER,
     "gradients": Role.GRADIENT,
     "optimizer": Role.STATE,
+    "activations": Role.SAVED,
 }
 
 
@@ -34,6 +35,8 @@ def matches(pattern: str, value: Value) -> bool:
     """
     if pattern in KINDS:
         return value.role is KINDS[pattern]
+    if value.role is Role.SAVED:
+        return False
     return fnmatchcase(parameter_of(value), value_name(pattern))
 
 

@@ -27,11 +27,13 @@ MAX_PREFETCH_BYTES = 64 << 20
 MAX_ROUNDS = 8
 """How often the spare bytes are measured anew; most placements settle in two rounds."""
 
-HOTTEST_FIRST = (Role.PARAMETER, Role.GRADIENT, Role.STATE)
+HOTTEST_FIRST = (Role.SAVED, Role.PARAMETER, Role.GRADIENT, Role.STATE)
 """By the bytes that each byte at home makes travel in an iteration.
 
 A parameter is read by forward, backward and update, and written by the update; a gradient
 is written once, and read by the update and by clipping; a state is read and written once.
+What is saved for backward takes room only from one graph to the other, which is why it stays
+before all others.
 """
 
 
@@ -60,7 +62,8 @@ def place(
     Without a device budget everything lives on the device, pins aside.  With one, values
     live there as far as the lean plan of every graph still fits and some room for prefetching
     is left; the rest goes to the host while it has room, and to nvme.  The hottest kind goes
-    first, and within a kind what a graph names first.
+    first, and within a kind what a graph names first.  What forward saves for backward leaves
+    only if the lean plans break the budget with all of it there.
 
     Plans with a static arena are the faster ones, so what fits is measured by them; only
     where nothing fits in this way, by plans that vacate it.
@@ -145,7 +148,8 @@ def _device_homes(
     for vacating in (False, True):
         if (all_bytes := model.peak(everything, vacating=vacating)) <= budget:
             return {each.name: Tier.DEVICE for each in free}
-        if (lean_bytes := model.peak(on_device, vacating=vacating)) <= budget:
+        staying, lean_bytes = _staying(model, on_device, free, budget, vacating=vacating)
+        if lean_bytes <= budget:
             break
     if model.away is None:
         why = "all must live on the device: there is neither host_budget nor nvme_dir"
@@ -154,7 +158,8 @@ def _device_homes(
         why = f"{lean_bytes} B are needed with all but pinned values off the device"
         raise DoesNotFit("device_budget", lean_bytes - budget, why)
     room = min((budget - lean_bytes) // 2, MAX_PREFETCH_BYTES)
-    chosen = _fill(model, on_device, free, budget - room, vacating=vacating)
+    chosen = dict.fromkeys(staying)
+    chosen |= _fill(model, (*on_device, *staying), free, budget - room, vacating=vacating)
     # What is neither on the device nor on the host is nowhere: prefetching gives way, and
     # so does the static arena.
     for last_resort in (vacating, True):
@@ -164,6 +169,16 @@ def _device_homes(
     if (missing := _excess(model, pinned, chosen, free)) > 0:
         raise DoesNotFit("host_budget", missing, "the host is full and there is no nvme_dir")
     return dict.fromkeys(chosen, Tier.DEVICE)
+
+
+def _staying(
+    model: _Model, on_device: Sequence[str], free: Sequence[Value], budget: int, *, vacating: bool
+) -> tuple[list[str], int]:
+    """Return what stays with the lean plans, and their bytes: all that is saved, or nothing."""
+    saved = [each.name for each in free if each.role is Role.SAVED]
+    if saved and (nbytes := model.peak((*on_device, *saved), vacating=vacating)) <= budget:
+        return saved, nbytes
+    return [], model.peak(on_device, vacating=vacating)
 
 
 def _excess(

@@ -8,6 +8,7 @@ from typing import Literal
 
 from zcompile.ir import (
     MANAGED_ROLES,
+    MOVABLE_ROLES,
     Role,
     Schedule,
     Target,
@@ -58,16 +59,20 @@ class DoesNotFit(ValueError):
 
 
 def managed_values(graphs: Sequence[Schedule], extra: Sequence[Value] = ()) -> tuple[Value, ...]:
-    """Return the managed values of all ``graphs`` and ``extra``, each name once.
+    """Return the movable values of all ``graphs`` and ``extra``, each name once.
 
-    Raises ``ValueError`` if two graphs give one name to values of different size or role.
+    What forward saves may have been seen with larger shapes than backward has so far: the
+    larger size counts.  Raises ``ValueError`` if two graphs give one name to other values of
+    different size or role.
     """
     found: dict[str, Value] = {}
     for value in (*(value for graph in graphs for value in graph.values), *extra):
-        if value.role not in MANAGED_ROLES:
+        if value.role not in MOVABLE_ROLES:
             continue
         first = found.setdefault(value.name, value)
-        if (first.nbytes, first.role) != (value.nbytes, value.role):
+        if first.role is value.role is Role.SAVED:
+            found[value.name] = max(first, value, key=lambda each: each.nbytes)
+        elif (first.nbytes, first.role) != (value.nbytes, value.role):
             raise ValueError(
                 f"%{value.name} is {first.nbytes} B of {first.role} in one graph "
                 f"and {value.nbytes} B of {value.role} in another"
@@ -76,23 +81,31 @@ def managed_values(graphs: Sequence[Schedule], extra: Sequence[Value] = ()) -> t
 
 
 def with_homes(schedule: Schedule, homes: Mapping[str, Tier]) -> Schedule:
-    """Return ``schedule`` with its managed values at ``homes``; others stay as they are.
+    """Return ``schedule`` with its movable values at ``homes``; others stay as they are.
 
     A managed value whose home is the device is ``held``: it outlives the schedule.
     """
 
     def settle(value: Value) -> Value:
-        if value.role not in MANAGED_ROLES:
+        if value.role not in MOVABLE_ROLES:
             return value
         home = homes.get(value.name, value.home)
-        return replace(value, home=home, held=home is Tier.DEVICE)
+        held = home is Tier.DEVICE if value.role in MANAGED_ROLES else value.held
+        return replace(value, home=home, held=held)
 
     return replace(schedule, values=tuple(map(settle, schedule.values)))
 
 
 def resident_bytes(placement: Placement, values: Iterable[Value], tier: Tier = Tier.DEVICE) -> int:
-    """Return the bytes that the homes of those ``values`` on ``tier`` take."""
-    return sum(home_bytes(value, tier) for value in values if placement.homes[value.name] is tier)
+    """Return the bytes that the homes of those ``values`` on ``tier`` take at all times.
+
+    What is saved for backward is there from one graph to another only.
+    """
+    return sum(
+        home_bytes(value, tier)
+        for value in values
+        if placement.homes[value.name] is tier and value.role in MANAGED_ROLES
+    )
 
 
 def home_bytes(value: Value, tier: Tier) -> int:

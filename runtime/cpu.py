@@ -39,8 +39,9 @@ class _Outgoing:
 class CpuExecutor:
     """Executes one invocation of ``schedule``: see ``Executor`` for the steps.
 
-    ``bindings`` says what the names of managed values stand for, ``arena`` is on lease for
-    this invocation.  ``copies`` starts the copies, by default the machine's transfers.
+    ``bindings`` says what the names of managed values stand for; what is offloaded and has
+    none gets a home in which it lies as it does.  ``arena`` is on lease for this invocation.
+    ``copies`` starts the copies, by default the machine's transfers.
 
     If the schedule vacates, the memory of a slot is given back when its copy is released.
 
@@ -94,7 +95,7 @@ class CpuExecutor:
 
     def offload(self, ticket: int, value: str, dst: Tier, tensor: Tensor) -> Tensor:
         self._tickets.check_new(ticket)
-        binding = self._bindings[value]
+        binding = self._bindings.get(value) or Binding(Layout.of(tensor))
         outgoing = self._outgoing[value] = self._prepared(tensor, binding.layout)
         if binding.source is None:
             layout = binding.layout
@@ -167,5 +168,5 @@ class CpuExecutor:
 def _updated(schedule: Schedule, bindings: Mapping[str, Binding]) -> dict[str, Tensor]:
     """Return the sources whose bytes ``schedule`` replaces, by value name."""
     offloaded = [step.value for step in schedule.steps if isinstance(step, Offload)]
-    sources = {value: bindings[value].source for value in offloaded}
+    sources = {value: bindings[value].source for value in offloaded if value in bindings}
     return {value: source for value, source in sources.items() if source is not None}

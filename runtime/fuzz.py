@@ -69,7 +69,8 @@ class FuzzExecutor:
         home = self._inner.offload(ticket, value, dst, tensor)
         if value in self._private:
             self._offloaded[value] = tensor
-        if self._bindings[value].source is None:
+        binding = self._bindings.get(value)
+        if binding is None or binding.source is None:
             self._poison(home.data_ptr(), Layout.of(home).nbytes)
         return home
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from zcompile.ir import Fetch, Offload, Release, Step, Tier, Wait, render_step
-from zcompile.runtime.binding import Binding
+from zcompile.runtime.binding import Binding, Layout
 from zcompile.runtime.extents import Lease
 from zcompile.runtime.tickets import Tickets
 
@@ -43,7 +43,8 @@ class RecordingExecutor:
     def offload(self, ticket: int, value: str, dst: Tier, tensor: Tensor) -> Tensor:
         self._record(Offload(ticket, value, dst))
         self._tickets.start(ticket, value, _Landed())
-        layout, source = self._bindings[value].layout, self._bindings[value].source
+        binding = self._bindings.get(value) or Binding(Layout.of(tensor))
+        layout, source = binding.layout, binding.source
         self._newest[value] = layout.copy_of(tensor)
         if source is not None:
             return source

@@ -181,6 +181,7 @@ class _Job:
         self._owned = owned
         self._number = backend.next_number()
         self._forward: Captured | None = None
+        self._saved: frozenset[str] = frozenset()
         self._spared = Spared(ours=False)
 
     @property
@@ -219,9 +220,11 @@ class _Job:
         self._spared.more()
         halves = partition(joint, joint_inputs, **given)
         self._spared.more()
-        captured = {kind: self._capture(kind, half) for kind, half in halves.items()}
-        self._session.announce([Graph(each, None) for each in captured.values()])
-        self._forward = captured["forward"]
+        forward = self._capture("forward", halves["forward"])
+        self._saved = frozenset(forward.saved)
+        backward = self._capture("backward", halves["backward"])
+        self._session.announce([Graph(forward, None), Graph(backward, None)])
+        self._forward = forward
         return halves["forward"], halves["backward"]
 
     def compile(self, kind: str, module: fx.GraphModule, _: Sequence[Any]) -> Runner:
@@ -244,9 +247,20 @@ class _Job:
         known, self._forward = self._forward, None
         if known is not None and kind == "forward" and known.is_still(module):
             return known
-        roles = roles_of(module.graph, self._inputs)
+        roles = roles_of(
+            module.graph, self._inputs, leaving=self._name_of_saved, coming=self._name_of_moved
+        )
         inline = self._options.compute == "eager"
         return capture(f"{kind}.{self._number}", module.graph, module, roles, inline=inline)
+
+    def _name_of_saved(self, index: int) -> str:
+        """Name what forward saves for backward; in both graphs it stands at the same place."""
+        return f"saved.{self._number}.{index}"
+
+    def _name_of_moved(self, index: int) -> str | None:
+        """Name it in backward, if forward may have moved it."""
+        name = self._name_of_saved(index)
+        return name if name in self._saved else None
 
 
 class Runner:

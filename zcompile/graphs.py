@@ -20,8 +20,8 @@ class Graph:
 
     ``parameters`` gives the position of each parameter among the arguments, ``layouts`` how
     each gradient value lies: as its parameter does, which may be gone when backward runs.
-    Of parameters over one storage only the first is a value; the others are read where they
-    are.
+    ``saved`` gives the position of each activation that may have been moved.  Of parameters
+    over one storage only the first is a value; the others are read where they are.
 
     Dynamo may run the code it compiled for one model with another model of the same
     class, so a graph knows no session and no tensor.
@@ -41,6 +41,8 @@ class Graph:
             gradient_name(parameter): captured.roles.layouts[parameter]
             for parameter in captured.roles.gradients.values()
         }
+        saved = captured.roles.saved
+        self.saved = {saved[node]: at for at, node in enumerate(placeholders) if node in saved}
         self._symbols = SymbolReader(captured.graph)
 
     @property
@@ -72,6 +74,10 @@ class Graph:
     def managed(self, args: Sequence[Any]) -> dict[str, Tensor]:
         """Return the parameters among ``args`` by the name of their value."""
         return {name: args[at] for name, at in self.parameters.items()}
+
+    def movable(self, args: Sequence[Any]) -> dict[str, Tensor]:
+        """Return those parameters, and the activations that forward may have moved."""
+        return self.managed(args) | {name: args[at] for name, at in self.saved.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,12 +138,12 @@ class Planner:
         new = {each.name: each for each in schedules}
         if all(self._graphs.get(name) == each for name, each in new.items()):
             return ()
-        sizes = {each.name: each.nbytes for each in managed_values(tuple(new.values()))}
+        sizes = {each.name: each.nbytes for each in _lasting(new.values())}
         stale = tuple(
             name
             for name, graph in self._graphs.items()
             if name not in new
-            and any(sizes.get(e.name, e.nbytes) != e.nbytes for e in managed_values((graph,)))
+            and any(sizes.get(each.name, each.nbytes) != each.nbytes for each in _lasting([graph]))
         )
         kept = {name: each for name, each in self._graphs.items() if name not in stale}
         self._replan(kept | new, self._states)
@@ -338,6 +338,11 @@ def _io_block_bytes(budget: int | None) -> int:
         return MAX_IO_BLOCK_BYTES
     pages = budget // IO_FRACTION // PAGE_BYTES
     return min(max(pages, 1) * PAGE_BYTES, MAX_IO_BLOCK_BYTES)
+
+
+def _lasting(graphs: Iterable[Schedule]) -> list[Value]:
+    """Return the values whose size is the model's, not that of its inputs."""
+    return [each for each in managed_values(tuple(graphs)) if each.role in MANAGED_ROLES]
 
 
 def _largest(known: Schedule, new: Schedule) -> Schedule:

@@ -346,11 +346,11 @@ class Session:
     def _bindings(
         self, graph: Graph, schedule: Schedule, args: Sequence[Any]
     ) -> dict[str, Binding]:
-        given = graph.managed(args)
+        given = graph.movable(args)
         found: dict[str, Binding] = {}
         for step in schedule.steps:
             if isinstance(step, Fetch):
                 found[step.value] = Binding.to(given[step.value])
-            elif isinstance(step, Offload):
+            elif isinstance(step, Offload) and step.value in graph.layouts:
                 found[step.value] = Binding(graph.layouts[step.value])
         return found

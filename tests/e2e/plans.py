@@ -92,7 +92,8 @@ def bytes_by_kind(session: Session) -> dict[Role, int]:
     """Return the bytes of all parameters, of all gradients and of all optimizer states."""
     found: dict[Role, int] = dict.fromkeys(KINDS, 0)
     for each in session.planner.values:
-        found[each.role] += each.nbytes
+        if each.role in found:
+            found[each.role] += each.nbytes
     return found
 
 

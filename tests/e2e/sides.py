@@ -22,9 +22,9 @@ Script = Callable[[Compile], list[Tensor]]
 IN_FILE = {
     "compute": "eager",
     "device_budget": "8MiB",
-    "place": {"parameters": "nvme", "gradients": "nvme", "optimizer": "nvme"},
+    "place": dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), "nvme"),
 }
-"""Every state travels, whether or not it would have to."""
+"""Everything that can travel does, whether or not it would have to."""
 
 
 def check_same(script: Script, swap_dir: Path, **more: Any) -> tuple[Session, ...]:

@@ -245,3 +245,22 @@ def test_dual_numbers_are_seen() -> None:
     with forward_ad.dual_level():
         assert not torch_private.has_tangent([plain, 3])
         assert torch_private.has_tangent([plain, forward_ad.make_dual(plain, plain)])
+
+
+def test_what_forward_saves_comes_first_among_the_tensors_of_backward(seen: Seen) -> None:
+    (output,) = seen.graphs["forward"].graph.find_nodes(op="output")
+    saved = {
+        index: output.args[0][at]
+        for at, descriptor in enumerate(torch_private.output_descriptors(output))
+        if (index := torch_private.saved_index(descriptor)) is not None
+    }
+    tensors = [
+        node
+        for node in seen.graphs["backward"].graph.find_nodes(op="placeholder")
+        if isinstance(node.meta.get("val"), Tensor)
+    ]
+    assert len(saved) > 2
+    for index, node in saved.items():
+        assert isinstance(node, fx.Node)
+        assert tensors[index].meta["val"].shape == node.meta["val"].shape
+        assert tensors[index].name == node.name

@@ -35,6 +35,8 @@ def graphs(draw: st.DrawFn, *, away: bool = False) -> Schedule:
         reads = draw(_some(made, 1, 3)) + draw(_some([w.name for w in parameters], 0, 3))
         written = [Value(f"h{i}", draw(SIZES), Role.INTERMEDIATE)]
         if draw(st.booleans()):
+            written[0] = replace(written[0], role=Role.SAVED, home=draw(home))
+        if draw(st.booleans()):
             written.append(Value(f"w{i}:grad", draw(SIZES), Role.GRADIENT, draw(home)))
         values += written
         names = tuple(value.name for value in written)
@@ -80,13 +82,20 @@ placed = st.one_of(graphs(away=True), updates(away=True))
 
 @st.composite
 def models(draw: st.DrawFn) -> tuple[tuple[Schedule, Schedule], tuple[Value, ...]]:
-    """The forward and backward graphs of one model, and the states of its optimizer."""
+    """The forward and backward graphs of one model, and the states of its optimizer.
+
+    Some of what forward saves for backward may be moved.
+    """
     sizes = draw(st.lists(SIZES, min_size=1, max_size=6))
     parameters = [Value(f"l{i}.w", nbytes, Role.PARAMETER) for i, nbytes in enumerate(sizes)]
-    hidden = [Value(f"h{i}", draw(SIZES), Role.INTERMEDIATE) for i in range(len(sizes) + 1)]
+    hidden = [
+        Value(f"h{i}", draw(SIZES), draw(st.sampled_from([Role.INTERMEDIATE, Role.SAVED])))
+        for i in range(len(sizes) + 1)
+    ]
+    hidden[0] = replace(hidden[0], role=Role.INPUT)
     forward = Schedule(
         "forward",
-        (*parameters, replace(hidden[0], role=Role.INPUT, held=True), *hidden[1:]),
+        (*parameters, replace(hidden[0], held=True), *hidden[1:]),
         tuple(
             Compute(
                 f"f{i}", (hidden[i].name, w.name), (hidden[i + 1].name,), draw(st.integers(0, 9000))
@@ -95,7 +104,10 @@ def models(draw: st.DrawFn) -> tuple[tuple[Schedule, Schedule], tuple[Value, ...
         ),
         tuple(value.name for value in hidden[1:]),
     )
-    saved = [replace(value, role=Role.ACTIVATION) for value in hidden]
+    saved = [
+        value if value.role is Role.SAVED else replace(value, role=Role.ACTIVATION)
+        for value in hidden
+    ]
     flowing = [Value(f"d{i}", draw(SIZES), Role.INTERMEDIATE) for i in range(len(sizes))]
     gradients = [Value(f"{w.name}:grad", w.nbytes, Role.GRADIENT) for w in parameters]
     steps: list[Step] = []

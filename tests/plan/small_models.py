@@ -20,7 +20,9 @@ MOMENT = Value("layers.0.weight:exp_avg", 8192, Role.STATE)
 tiers = st.sampled_from(Tier)
 pins = st.lists(
     st.tuples(
-        st.sampled_from(["parameters", "gradients", "optimizer", "l0.*", "*.w", "l1.w", "none"]),
+        st.sampled_from(
+            ["parameters", "gradients", "optimizer", "activations", "l0.*", "*.w", "l1.w", "none"]
+        ),
         tiers,
     ),
     max_size=3,

@@ -82,7 +82,9 @@ def test_activations_are_values_only_when_asked_for() -> None:
         backward,
         values=(*backward.values, replace(saved, role=Role.ACTIVATION)),
         steps=tuple(
-            replace(step, reads=(*step.reads, "y")) if at == 0 else step
+            replace(step, reads=(*step.reads, "y"))
+            if at == 0 and isinstance(step, Compute)
+            else step
             for at, step in enumerate(backward.steps)
         ),
     )

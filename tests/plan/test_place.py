@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.plan.schedules import many, models
 from tests.plan.small_models import GRADIENT, MOMENT, PARAMETER, Model, attempt, pins, small
 from zcompile.ir import (
+    Compute,
     Fetch,
     Role,
     Schedule,
@@ -129,6 +130,60 @@ def test_room_for_prefetching_is_left() -> None:
 )
 def test_what_a_pin_speaks_of(pattern: str, matched: set[Value]) -> None:
     assert {v for v in (PARAMETER, GRADIENT, MOMENT) if matches(pattern, v)} == matched
+
+
+def test_patterns_speak_of_no_activation() -> None:
+    saved = Value("saved.0.1", 4096, Role.SAVED)
+    assert matches("activations", saved)
+    assert not matches("*", saved)
+
+
+def with_saved(nbytes: int = 40_000) -> Model:
+    """A forward that saves three values for its backward, and one layer."""
+    saved = [Value(f"saved.0.{i}", nbytes, Role.SAVED) for i in range(3)]
+    names = tuple(each.name for each in saved)
+    x = Value("x", 100, Role.INPUT, held=True)
+    forward = Schedule(
+        "forward",
+        (x, PARAMETER, *saved),
+        tuple(Compute(f"f{i}", ("x", PARAMETER.name), (name,)) for i, name in enumerate(names)),
+        names,
+    )
+    backward = Schedule(
+        "backward",
+        (PARAMETER, *saved, GRADIENT),
+        (
+            *(Compute(f"b{i}", (PARAMETER.name, name), ()) for i, name in enumerate(names)),
+            Compute("last", (PARAMETER.name,), (GRADIENT.name,)),
+        ),
+        (GRADIENT.name,),
+    )
+    return (forward, backward), (MOMENT,)
+
+
+def test_activations_leave_last() -> None:
+    graphs, extra = with_saved()
+    least = smallest_for_model(graphs, extra, (), Target(has_nvme=True)).bytes
+    assert least < 2 * 40_000
+    homes = place(graphs, extra, (), Target(device_budget=least, has_nvme=True)).homes
+    assert set(homes.values()) == {Tier.NVME}
+    homes = place(graphs, extra, (), Target(device_budget=least + 90_000, has_nvme=True)).homes
+    at_device = [name for name, tier in homes.items() if tier is Tier.DEVICE]
+    assert at_device[:3] == ["saved.0.0", "saved.0.1", "saved.0.2"]
+
+
+def test_what_is_saved_is_reserved_in_no_other_graph() -> None:
+    graphs, extra = with_saved()
+    values = managed_values(graphs, extra)
+    placement = Placement(dict.fromkeys((value.name for value in values), Tier.DEVICE))
+    assert resident_bytes(placement, values) == 3 * 8192
+
+
+def test_what_is_saved_counts_with_the_largest_shapes_seen() -> None:
+    (forward, _), _ = with_saved(nbytes=100)
+    (_, backward), _ = with_saved(nbytes=200)
+    saved = [each for each in managed_values((forward, backward)) if each.role is Role.SAVED]
+    assert [each.nbytes for each in saved] == [200] * 3
 
 
 def test_a_later_pin_wins() -> None:

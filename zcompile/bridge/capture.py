@@ -7,16 +7,18 @@ their storage.  Nothing about tensors survives in the schedule except names and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import fx, nn
 
 from zcompile.bridge.aliases import Aliases, Size, Storage, tensors_of
 from zcompile.bridge.costs import segment_cost
-from zcompile.bridge.segments import Segment, cut, epilogue
+from zcompile.bridge.segments import LARGE_FRACTION, Segment, cut, epilogue
+from zcompile.bridge.sizes import are_equal, hint, is_known
 from zcompile.bridge.transients import transient_bytes
-from zcompile.bridge.views import hoist_views, localise_views
+from zcompile.bridge.views import hoist_views, is_plain_view, localise_views
 from zcompile.ir import Compute, Cost, Role, Schedule, Value
 from zcompile.runtime.binding import Layout
 
@@ -35,6 +37,9 @@ class Roles:
     placeholder's role, ``held`` are those that somebody outside keeps alive,
     ``gradients`` maps an output's position to the parameter whose gradient it is, and
     ``layouts`` says how each parameter lies, and so its gradient.
+
+    ``saved`` names the placeholders of a backward graph that forward may have moved away,
+    ``leaving`` the outputs of a forward graph that are saved for backward, by position.
     """
 
     managed: Mapping[fx.Node, str]
@@ -42,6 +47,13 @@ class Roles:
     held: frozenset[fx.Node]
     gradients: Mapping[int, str]
     layouts: Mapping[str, Layout]
+    saved: Mapping[fx.Node, str] = field(default_factory=dict[fx.Node, str])
+    leaving: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    @property
+    def movable(self) -> Mapping[fx.Node, str]:
+        """The placeholders whose bytes may be away from the device."""
+        return {**self.managed, **self.saved}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +63,8 @@ class Captured:
     ``attributes`` has the constants that the graph refers to by name.
     ``names`` calls every storage by the name of its value.  ``gradients`` gives for each
     gradient value the node that leaves the graph; a storage that is one gradient and
-    nothing else *is* that value, any other gradient is a value beside its storage.
+    nothing else *is* that value, any other gradient is a value beside its storage.  ``saved``
+    gives in the same way what is saved for backward and may leave the device until then.
     ``costs`` says what each segment costs for the shapes of the first call.  ``read`` are the
     nodes with their arguments as they were when all that was found.
     """
@@ -66,6 +79,7 @@ class Captured:
     aliases: Aliases
     names: Mapping[Storage, str]
     gradients: Mapping[str, fx.Node]
+    saved: Mapping[str, fx.Node]
     costs: Mapping[str, Cost]
     read: Sequence[NodeAsRead]
 
@@ -96,13 +110,17 @@ class Captured:
         for segment in self.segments:
             reads, writes = self._reads(segment), self._writes(segment, last_reader)
             for name, size in writes.items():
-                role = Role.GRADIENT if name in self.gradients else Role.INTERMEDIATE
-                values[name] = Value(name, size_of(size), role)
+                values[name] = Value(name, size_of(size), self._role(name))
             transient = transient_bytes(
                 segment, self.aliases, last_reader, size_of, frees_reads=self.inline
             )
             steps.append(Compute(segment.name, reads, tuple(writes), transient))
         return Schedule(self.name, tuple(values.values()), tuple(steps), self._outputs())
+
+    def _role(self, made: str) -> Role:
+        if made in self.gradients:
+            return Role.GRADIENT
+        return Role.SAVED if made in self.saved else Role.INTERMEDIATE
 
     def forget_tracing(self) -> None:
         """Drop what tracing wrote to the nodes: fake tensors and stack traces weigh megabytes.
@@ -163,19 +181,29 @@ def capture(
     ``inline`` says that segments will run node by node, so that what they read last is
     freed in their middle; a compiled segment keeps it to its end.
     """
-    localise_views(graph, roles.managed)
+    localise_views(graph, roles.movable)
     aliases = Aliases(graph)
     (output,) = (node for node in graph.nodes if node.op == "output")
     leaving = {at: output.args[0][at] for at in roles.gradients}
     hoist_views(aliases, [node for node in leaving.values() if isinstance(node, fx.Node)])
-    last = epilogue(graph, aliases, roles.managed)
+    saved = _saved(aliases, roles, output)
+    hoist_views(aliases, saved.values())
+    last = epilogue(graph, aliases, roles.movable)
     names = _names(graph, aliases, roles)
     gradients: dict[str, fx.Node] = {}
     for at, node in leaving.items():
         if isinstance(node, fx.Node) and _has_memory(node) and node not in last:
             gradients[gradient_name(roles.gradients[at])] = node
-    names |= _whole_gradients(aliases, gradients, output)
-    segments = cut(graph, aliases, roles.managed, gradients.values(), frozenset(last))
+    names |= _whole(aliases, gradients, output)
+    names |= {aliases.of(node)[0]: name for name, node in saved.items()}
+    segments = cut(
+        graph,
+        aliases,
+        roles.managed,
+        gradients.values(),
+        leave_out=frozenset(last),
+        brought=roles.saved,
+    )
     return Captured(
         name=name,
         graph=graph,
@@ -187,6 +215,7 @@ def capture(
         aliases=aliases,
         names=names,
         gradients=gradients,
+        saved=saved,
         costs={each.name: segment_cost(each, aliases, fused=not inline) for each in segments},
         read=[(node, node.args, node.kwargs) for node in graph.nodes],
     )
@@ -208,26 +237,46 @@ def _names(graph: fx.Graph, aliases: Aliases, roles: Roles) -> dict[Storage, str
     for node in graph.nodes:
         storages = aliases.of(node)
         if len(storages) == 1:
-            names.setdefault(storages[0], roles.managed.get(node, node.name))
+            names.setdefault(storages[0], roles.movable.get(node, node.name))
     for node in graph.nodes:
         for at, storage in enumerate(aliases.of(node)):
             names.setdefault(storage, f"{node.name}.{at}")
     return names
 
 
-def _whole_gradients(
-    aliases: Aliases, gradients: Mapping[str, fx.Node], output: fx.Node
-) -> dict[Storage, str]:
-    """Return the storages that are one gradient, all of it, and nothing else."""
+def _whole(aliases: Aliases, leaving: Mapping[str, fx.Node], output: fx.Node) -> dict[Storage, str]:
+    """Return the storages that are one of ``leaving``, all of it, and no other output."""
     users: dict[Storage, int] = {}
     for node in output.args[0]:  # type: ignore[union-attr]
         for storage in aliases.of(node) if isinstance(node, fx.Node) else ():
             users[storage] = users.get(storage, 0) + 1
     found: dict[Storage, str] = {}
-    for name, node in gradients.items():
+    for name, node in leaving.items():
         (storage,) = aliases.of(node)
         (tensor,) = tensors_of(node)
-        whole = tensor.numel() * tensor.element_size() == storage.nbytes
+        whole = are_equal(tensor.numel() * tensor.element_size(), storage.nbytes)
         if users[storage] == 1 and whole and storage.root.op != "placeholder":
             found[storage] = name
     return found
+
+
+def _saved(aliases: Aliases, roles: Roles, output: fx.Node) -> dict[str, fx.Node]:
+    """Return what forward saves for backward and may move away: dense memory made here.
+
+    Small ones stay: fetching them would take longer than making room for them is worth.
+    """
+    leaving = cast("Sequence[object]", output.args[0])
+    nodes = {name: leaving[at] for at, name in roles.leaving.items()}
+    dense = {
+        name: node
+        for name, node in nodes.items()
+        if isinstance(node, fx.Node)
+        and len(aliases.of(node)) == 1
+        and _has_memory(node)
+        and is_known(aliases.of(node)[0].nbytes)
+        and is_plain_view(node, aliases.of(node)[0].root)
+    }
+    whole = {name: dense[name] for name in _whole(aliases, dense, output).values()}
+    sizes = {name: hint(aliases.of(node)[0].nbytes) for name, node in whole.items()}
+    least = max(1, sum(sizes.values()) / LARGE_FRACTION)
+    return {name: node for name, node in whole.items() if sizes[name] >= least}

@@ -69,7 +69,8 @@ class _Writer:
         for node in captured.graph.find_nodes(op="placeholder"):
             self.env[node] = self.graph.placeholder(node.name)
         self.at_home = dict(self.env)
-        self.managed = {name: node for node, name in captured.roles.managed.items()}
+        self.movable = {name: node for node, name in captured.roles.movable.items()}
+        self.made = {**captured.gradients, **captured.saved}
         self.fetched = {each.value for each in schedule.steps if isinstance(each, Fetch)}
 
     def step(self, step: Step) -> None:
@@ -79,15 +80,15 @@ class _Writer:
             case Fetch(ticket, value, src, offset):
                 self._call(ops.fetch, value, ticket, value, src.value, offset)
             case Wait(ticket, value):
-                self.env[self.managed[value]] = self._call(ops.wait, value, ticket, value)
+                self.env[self.movable[value]] = self._call(ops.wait, value, ticket, value)
             case Offload(ticket, value, dst):
-                tensor = self.env[self.captured.gradients[value]]
+                tensor = self.env[self.made[value]]
                 home = self._call(ops.offload, value, ticket, value, dst.value, tensor)
                 self.new_homes[value] = home
             case Release(value, after):
                 self._call(ops.release, value, value, after)
                 if value in self.fetched:
-                    del self.env[self.managed[value]]
+                    del self.env[self.movable[value]]
             case Update():
                 raise AssertionError("a captured graph holds no update")
             case _:
@@ -108,7 +109,7 @@ class _Writer:
             self.env[node] = self.graph.call_function(operator.getitem, (result, at))
 
     def finish(self) -> fx.GraphModule:
-        """Write the output: gradients over their new homes, views of parameters over theirs."""
+        """Write the output: what was made over its new home, views of parameters over theirs."""
         self.env |= self.at_home
         for node in self.captured.epilogue:
             self.env[node] = self.graph.node_copy(node, self.env.__getitem__)
@@ -119,9 +120,11 @@ class _Writer:
         return fx.GraphModule(self._attributes(), self.graph, class_name="Schedule")
 
     def _leaving(self, at: int, node: object) -> Argument:
-        parameter = self.captured.roles.gradients.get(at)
-        if parameter is not None and gradient_name(parameter) in self.new_homes:
-            return self.new_homes[gradient_name(parameter)]
+        roles = self.captured.roles
+        parameter = roles.gradients.get(at)
+        value = roles.leaving.get(at) if parameter is None else gradient_name(parameter)
+        if value is not None and value in self.new_homes:
+            return self.new_homes[value]
         return self.env[node] if isinstance(node, fx.Node) else node  # type: ignore[return-value]
 
     def _attributes(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ stands for; which of those are parameters is known from the tensors of the first
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,6 +18,14 @@ from zcompile.bridge import torch_private
 from zcompile.bridge.capture import Roles
 from zcompile.ir import Role, value_name
 from zcompile.runtime.binding import Layout
+
+SavedNames = Callable[[int], str | None]
+"""From the number of a tensor that forward saves to its name; ``None`` if it must stay."""
+
+
+def _stays(_: int) -> None:
+    """Name nothing."""
+
 
 _KEY = re.compile(r"\['([^']+)'\]")
 _CONTAINERS = frozenset({"_modules", "_parameters", "_buffers"})
@@ -82,8 +90,18 @@ def _name_from_source(node: fx.Node) -> str:
     return ".".join(key for key in keys if key not in _CONTAINERS) or node.name
 
 
-def roles_of(graph: fx.Graph, inputs: Mapping[int, GraphInput]) -> Roles:
-    """Read the roles of one of AOTAutograd's graphs off its descriptors."""
+def roles_of(
+    graph: fx.Graph,
+    inputs: Mapping[int, GraphInput],
+    *,
+    leaving: SavedNames = _stays,
+    coming: SavedNames = _stays,
+) -> Roles:
+    """Read the roles of one of AOTAutograd's graphs off its descriptors.
+
+    ``leaving`` says what the tensors are called that a forward graph saves for backward, and
+    ``coming`` the same for a backward graph; by default all stay on the device.
+    """
     managed: dict[fx.Node, str] = {}
     placeholders: dict[fx.Node, Role] = {}
     held: set[fx.Node] = set()
@@ -96,6 +114,19 @@ def roles_of(graph: fx.Graph, inputs: Mapping[int, GraphInput]) -> Roles:
         if not is_saved and node not in managed:
             held.add(node)
     (output,) = graph.find_nodes(op="output")
+    # What forward has saved comes first among the tensors: parameters, inputs, activations.
+    tensors = [node for node in placeholders if isinstance(node.meta.get("val"), Tensor)]
+    saved = {
+        node: name
+        for at, node in enumerate(tensors)
+        if placeholders[node] is Role.ACTIVATION and (name := coming(at)) is not None
+    }
+    outputs = {
+        at: name
+        for at, descriptor in enumerate(torch_private.output_descriptors(output))
+        if (index := torch_private.saved_index(descriptor)) is not None
+        and (name := leaving(index)) is not None
+    }
     parameters = {at: each.name for at, each in inputs.items() if each.role is Role.PARAMETER}
     gradients = {
         at: parameters[of]
@@ -104,7 +135,9 @@ def roles_of(graph: fx.Graph, inputs: Mapping[int, GraphInput]) -> Roles:
     }
     return Roles(
         managed=managed,
-        placeholders=placeholders,
+        placeholders=placeholders | dict.fromkeys(saved, Role.SAVED),
+        saved=saved,
+        leaving=outputs,
         held=frozenset(held),
         gradients=gradients,
         layouts={each.name: each.layout for each in inputs.values() if each.layout is not None},

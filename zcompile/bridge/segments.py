@@ -55,6 +55,7 @@ def cut(
     managed: Collection[fx.Node],
     gradients: Collection[fx.Node] = (),
     leave_out: Collection[fx.Node] = (),
+    brought: Collection[fx.Node] = (),
 ) -> tuple[Segment, ...]:
     """Start a new segment before each operation that meets a large parameter or gradient anew.
 
@@ -63,9 +64,11 @@ def cut(
     in `WHOLE` have segments of their own.
 
     Expects views of managed placeholders to be local (``views.localise_views``).  Nodes in
-    ``leave_out`` belong to no segment.
+    ``leave_out`` belong to no segment.  Views of ``brought``, other placeholders that come
+    from somewhere, belong to the segment that reads them as well, but start none.
     """
     own = {each for node in managed for each in aliases.of(node)}
+    seen = own | {each for node in brought for each in aliases.of(node)}
     large = _large(own) | _large({each for node in gradients for each in aliases.of(node)})
     parts: list[list[fx.Node]] = [[]]
     in_hand: set[Storage] = set()
@@ -74,7 +77,7 @@ def cut(
         if node in leave_out:
             continue
         chain.append(node)
-        if aliases.is_view_of(node, own):
+        if aliases.is_view_of(node, seen):
             continue
         meets = {each for one in chain for each in _touched(aliases, one)} & large
         if parts[-1] and (meets - in_hand or WHOLE & {node.target, parts[-1][-1].target}):

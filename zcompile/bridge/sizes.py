@@ -39,6 +39,18 @@ def evaluate(size: Size, bindings: Mapping[sympy.Symbol, int]) -> int:
     return int(value)
 
 
+def are_equal(one: Size, other: Size) -> bool:
+    """Whether two sizes are the same whatever the shapes, as far as can be told; no guard."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return bool(_expression(one) == _expression(other))
+
+
+def is_known(size: Size) -> bool:
+    """Whether ``size`` is a number, or one as soon as the shapes of a call are known."""
+    return isinstance(size, int) or bool(_inside(size).has_hint())
+
+
 def symbol_placeholders(graph: fx.Graph) -> dict[sympy.Symbol, fx.Node]:
     """Return the placeholder that stands for each symbol of ``graph`` which has one."""
     found: dict[sympy.Symbol, fx.Node] = {}
@@ -90,6 +102,10 @@ def _symbol_of(size: object) -> sympy.Symbol | None:
     """Return the symbol that ``size`` is, if it is one and nothing more."""
     expression: object = _inside(size).expr if isinstance(size, torch.SymInt) else None
     return expression if isinstance(expression, sympy.Symbol) else None
+
+
+def _expression(size: Size) -> object:
+    return sympy.sympify(size if isinstance(size, int) else _inside(size).expr)
 
 
 def _inside(size: torch.SymInt) -> Any:

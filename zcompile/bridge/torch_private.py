@@ -22,6 +22,7 @@ from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.cache_size import exceeds_recompile_limit
 from torch._dynamo.eval_frame import OptimizedModule, innermost_fn
+from torch._functorch._aot_autograd import descriptors
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -116,6 +117,19 @@ def gradient_input_index(descriptor: object) -> int | None:
     if isinstance(descriptor, GradAOTOutput) and isinstance(descriptor.grad_of, PlainAOTInput):
         return descriptor.grad_of.idx
     return None
+
+
+_SAVED: tuple[type[Any], ...] = tuple(
+    getattr(descriptors, name)
+    for name in ("SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput")
+    if hasattr(descriptors, name)  # the second one, for unchecked versions, came after 2.11
+)
+
+
+def saved_index(descriptor: object) -> int | None:
+    """Return the number of an output among what forward saves for backward, if it is one."""
+    index: object = getattr(descriptor, "idx", None) if isinstance(descriptor, _SAVED) else None
+    return index if isinstance(index, int) else None
 
 
 def output_descriptors(output: fx.Node) -> Sequence[object]:

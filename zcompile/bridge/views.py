@@ -7,7 +7,7 @@ gets a chain of view operations of its own, right before it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from torch import fx
 
@@ -33,7 +33,7 @@ def localise_views(graph: fx.Graph, managed: Collection[fx.Node]) -> None:
         graph.erase_node(node)
 
 
-def hoist_views(aliases: Aliases, outputs: Collection[fx.Node]) -> None:
+def hoist_views(aliases: Aliases, outputs: Iterable[fx.Node]) -> None:
     """Move each output that is a view of something computed to right behind what it views.
 
     A gradient often leaves the graph as a transpose of a matrix product; it can be written
@@ -50,6 +50,13 @@ def hoist_views(aliases: Aliases, outputs: Collection[fx.Node]) -> None:
             node = node.all_input_nodes[0]
         for each in chain:
             node.append(each)
+
+
+def is_plain_view(node: fx.Node, of: fx.Node) -> bool:
+    """Whether `hoist_views` brings ``node`` right behind ``of``: it needs no other node."""
+    while node is not of and len(node.all_input_nodes) == 1:
+        node = node.all_input_nodes[0]
+    return node is of
 
 
 def _copy_chain(

@@ -16,6 +16,7 @@ from zcompile.ir.memory import (
 from zcompile.ir.rules import ALL_RULES, Rule, ScheduleError
 from zcompile.ir.schedule import (
     MANAGED_ROLES,
+    MOVABLE_ROLES,
     PAGE_BYTES,
     Compute,
     Fetch,
@@ -39,6 +40,7 @@ from zcompile.ir.verify import strip, verify
 __all__ = [
     "ALL_RULES",
     "MANAGED_ROLES",
+    "MOVABLE_ROLES",
     "PAGE_BYTES",
     "Channel",
     "Compute",

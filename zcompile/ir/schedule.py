@@ -31,19 +31,26 @@ class Tier(StrEnum):
 
 
 class Role(StrEnum):
-    """What a value is to the training iteration."""
+    """What a value is to the training iteration.
+
+    An activation that backward needs is ``saved`` if it may leave the device until then.
+    """
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
     INPUT = "input"
     ACTIVATION = "activation"
+    SAVED = "saved"
     GRADIENT = "gradient"
     STATE = "state"
     INTERMEDIATE = "intermediate"
 
 
 MANAGED_ROLES = frozenset({Role.PARAMETER, Role.GRADIENT, Role.STATE})
-"""Roles whose values may have a home away from the device."""
+"""Roles whose values last: they have a home, and may have it away from the device."""
+
+MOVABLE_ROLES = MANAGED_ROLES | {Role.SAVED}
+"""Roles whose values may be away from the device while no kernel needs them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from zcompile.ir.memory import device_profile, host_profile, peak_bytes
 from zcompile.ir.rules import ALL_RULES, Rule, ScheduleError
-from zcompile.ir.schedule import MANAGED_ROLES, Compute, Schedule, Tier, Update
+from zcompile.ir.schedule import MOVABLE_ROLES, Compute, Schedule, Tier, Update
 from zcompile.ir.target import Target
 from zcompile.ir.text import is_name, render_step
 from zcompile.ir.uses import kernel_name, operands
@@ -38,7 +38,7 @@ def _check_values(schedule: Schedule) -> None:
             why = f"there are two values %{value.name}"
         elif value.nbytes < 0:
             why = f"%{value.name} has {value.nbytes} B"
-        elif value.home is not Tier.DEVICE and value.role not in MANAGED_ROLES:
+        elif value.home is not Tier.DEVICE and value.role not in MOVABLE_ROLES:
             why = f"%{value.name} is no managed value; its home must be the device"
         if why is not None:
             raise ScheduleError(schedule, Rule.FORM, why)
