@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog  # pyright: ignore[reportMissingTypeStubs,reportUnknownVariableType]
-from scipy.sparse import csr_array  # pyright: ignore[reportMissingTypeStubs]
 
 Numbers = NDArray[np.float64]
 Terms = Iterable[tuple[int, float]]
@@ -111,6 +109,11 @@ def solve(program: Program) -> Solved | None:
 
     Raises ``RuntimeError`` with the solver's own words if it gives up.
     """
+    # Importing it takes half a second, which only those pay who plan for a machine.
+    from scipy.optimize import (  # pyright: ignore[reportMissingTypeStubs]
+        linprog,  # pyright: ignore[reportUnknownVariableType]
+    )
+
     answer: Any = linprog(
         program.costs,
         A_ub=_matrix(program.at_most, len(program.costs)),
@@ -131,6 +134,8 @@ def solve(program: Program) -> Solved | None:
 
 
 def _matrix(rows: Rows, num_columns: int) -> Any:
+    from scipy.sparse import csr_array  # pyright: ignore[reportMissingTypeStubs]
+
     shape = (len(rows.limits), num_columns)
     return csr_array((rows.factors, (rows.at, rows.columns)), shape=shape, dtype=np.float64)
 

@@ -27,9 +27,9 @@ PIPELINE: Pipeline = (Place(), Stream(), Offload(), Keep(), Defer(), Prefetch(),
 
 TIMED: tuple[Pipeline, ...] = (
     PIPELINE,
-    (Place(), Stream(), Offload(), Keep(), Deadline(), Pack()),
-    (Place(), Stream(), Offload(), Keep(spare_percent=90), Deadline(), Pack()),
     (Place(), Stream(), Offload(), Deadline(), Pack()),
+    (Place(), Stream(), Offload(), Keep(spare_percent=90), Deadline(), Pack()),
+    (Place(), Stream(), Offload(), Keep(), Deadline(), Pack()),
 )
 """What is tried where times are known; `PIPELINE` among it, so the result is never slower."""
 
@@ -113,6 +113,11 @@ def check_order(passes: Sequence[Pass]) -> None:
         facts |= each.gives
     if missing := [fact for fact in COMPLETE if fact not in facts]:
         raise ValueError(f"the pipeline ends and no pass gives {missing}")
+
+
+def needs_times(passes: Sequence[Pass]) -> bool:
+    """Say whether some of ``passes`` keep time, and so need a machine."""
+    return any(isinstance(each, Deadline) for each in passes)
 
 
 def build_pipeline(text: str | None = None, skip: Collection[str] = ()) -> Pipeline:

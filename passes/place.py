@@ -54,8 +54,34 @@ class Place:
         return with_homes(schedule, target.homes)
 
 
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Which values shall have the faster tiers, and how many device bytes stay free.
+
+    ``order`` names the values, the most deserving first; ``None`` takes them kind by kind, the
+    hottest first.  Of the spare device bytes half, but at most ``prefetch_bytes``, stay free
+    for prefetching.  ``reason`` says for people where the order comes from.
+    """
+
+    order: tuple[str, ...] | None = None
+    prefetch_bytes: int = MAX_PREFETCH_BYTES
+    reason: str = ""
+
+    def sorted(self, values: Iterable[Value]) -> list[Value]:
+        """Return ``values``, the most deserving first."""
+        found = sorted(values, key=lambda each: HOTTEST_FIRST.index(each.role))
+        if self.order is None:
+            return found
+        ranks = {name: rank for rank, name in enumerate(self.order)}
+        return sorted(found, key=lambda each: ranks.get(each.name, len(ranks)))
+
+
 def place(
-    graphs: Sequence[Schedule], extra: Sequence[Value], pins: Sequence[Pin], target: Target
+    graphs: Sequence[Schedule],
+    extra: Sequence[Value],
+    pins: Sequence[Pin],
+    target: Target,
+    preference: Preference | None = None,
 ) -> Placement:
     """Decide the home of every managed value of ``graphs``, captured, and of ``extra``.
 
@@ -68,19 +94,24 @@ def place(
     Plans with a static arena are the faster ones, so what fits is measured by them; only
     where nothing fits in this way, by plans that vacate it.
 
+    Another ``preference`` than this may be given.
+
     Raises ``DoesNotFit`` if a pin cannot be obeyed or no placement keeps the budgets.
     """
+    preference = preference or Preference()
     model = _Model(tuple(graphs), managed_values(graphs, extra), target)
     pinned = {each.name: pin for each in model.values if (pin := pin_of(each, pins))}
     homes = {name: tier for name, (_, tier) in pinned.items()}
     _check_tiers(model, homes)
-    free = [each for kind in HOTTEST_FIRST for each in model.values if each.role is kind]
-    free = [each for each in free if each.name not in pinned]
-    homes |= _device_homes(model, homes, free)
+    free = preference.sorted(each for each in model.values if each.name not in pinned)
+    homes |= _device_homes(model, homes, free, preference.prefetch_bytes)
     homes |= _other_homes(model, homes, free)
     verdicts = (
         Verdict(
-            each.name, homes[each.name], _reason(homes[each.name], pinned.get(each.name), target)
+            each.name,
+            homes[each.name],
+            _reason(homes[each.name], pinned.get(each.name), target)
+            + _why(each, pinned, preference),
         )
         for each in model.values
     )
@@ -137,7 +168,7 @@ def _check_tiers(model: _Model, pinned: Mapping[str, Tier]) -> None:
 
 
 def _device_homes(
-    model: _Model, pinned: Mapping[str, Tier], free: Sequence[Value]
+    model: _Model, pinned: Mapping[str, Tier], free: Sequence[Value], prefetch_bytes: int
 ) -> dict[str, Tier]:
     """Return the values among ``free`` that live on the device."""
     budget = model.target.device_budget
@@ -157,7 +188,7 @@ def _device_homes(
     if lean_bytes > budget:
         why = f"{lean_bytes} B are needed with all but pinned values off the device"
         raise DoesNotFit("device_budget", lean_bytes - budget, why)
-    room = min((budget - lean_bytes) // 2, MAX_PREFETCH_BYTES)
+    room = min((budget - lean_bytes) // 2, prefetch_bytes)
     chosen = dict.fromkeys(staying)
     chosen |= _fill(model, (*on_device, *staying), free, budget - room, vacating=vacating)
     # What is neither on the device nor on the host is nowhere: prefetching gives way, and
@@ -259,3 +290,7 @@ def _reason(tier: Tier, pin: Pin | None, target: Target) -> str:
             return "host_budget has room, device_budget has not"
         case Tier.NVME:
             return "no faster tier has room"
+
+
+def _why(value: Value, pinned: Collection[str], preference: Preference) -> str:
+    return f"; {preference.reason}" if preference.reason and value.name not in pinned else ""

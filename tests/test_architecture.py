@@ -18,7 +18,8 @@ LINKED = ("passes", "runtime")
 STDLIB_ONLY = frozenset[str]()
 
 BELOW_SESSION = {
-    *("ir", "errors", "options", "passes", "runtime", "planner"),
+    *("ir", "errors", "options", "passes", "runtime", "machines", "timing"),
+    "planner",
     *("registry", "bridge", "graphs", "buckets", "collector"),
     *("hooks", "gradients", "optim", "leaving"),
 }
@@ -33,7 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"ir"},
     "symbolic": set(),
     "machines": {"ir"},
-    "planner": {"ir", "errors", "options", "passes"},
+    "timing": {"ir", "options", "passes", "machines"},
+    "planner": {"ir", "errors", "options", "passes", "timing"},
     "registry": set(),
     "bridge": {"ir", "runtime"},
     "graphs": {"ir", "passes", "bridge", "planner"},

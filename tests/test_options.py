@@ -34,6 +34,7 @@ def test_the_list_of_options_is_a_decision() -> None:
         "skip",
         "place",
         "io",
+        "target",
     ]
 
 

@@ -132,6 +132,8 @@ class Options:
     kinds and parameters to tiers: of the entries that match, the last decides, so the general
     come before the particular.  ``io`` says how files are read and written: natively by io_uring or
     by threads, through the page cache, or by Python's threads; ``auto`` takes the best that works.
+    ``target`` is the machine to plan for, a name or a JSON file as ``zcompile.machines`` loads
+    them: with it plans are compared by the time they would take.
 
     The constructor takes values; `Options.parse` reads what a user wrote and also looks at the
     disk.
@@ -145,6 +147,7 @@ class Options:
     skip: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     place: Annotated[tuple[tuple[str, Tier], ...], BeforeValidator(_pins)] = ()
     io: Literal["auto", "uring", "threads", "buffered", "python"] = "auto"
+    target: str | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, object] | None = None) -> Options:

@@ -20,6 +20,7 @@ from zcompile.ir import (
     MANAGED_ROLES,
     PAGE_BYTES,
     Compute,
+    Cost,
     Role,
     Schedule,
     Target,
@@ -29,8 +30,17 @@ from zcompile.ir import (
     peak_bytes,
 )
 from zcompile.options import Options
+from zcompile.passes.expected import UPDATE_ROOM
+from zcompile.passes.fastest import Model, choose, in_order
 from zcompile.passes.pins import idle_patterns, names_near
-from zcompile.passes.pipeline import Pipeline, Plan, build_pipeline, run_within_budget
+from zcompile.passes.pipeline import (
+    Pipeline,
+    Plan,
+    build_pipeline,
+    needs_times,
+    run_fastest,
+    run_within_budget,
+)
 from zcompile.passes.place import place
 from zcompile.passes.placement import (
     DoesNotFit,
@@ -42,6 +52,7 @@ from zcompile.passes.placement import (
     target_for,
 )
 from zcompile.passes.smallest import smallest_for_model
+from zcompile.timing import Timing
 
 EXPECTED_STATES = ("exp_avg", "exp_avg_sq")
 """Until an optimizer has been seen, homes are kept for the states of Adam."""
@@ -53,9 +64,6 @@ MAX_IO_BLOCK_BYTES = 1 << 20
 
 NUM_IO_BUFFERS = 4
 """Two to read files and two to write them: see ``Transfers``."""
-
-UPDATE = Schedule("update", (), (Compute("window", (), (), 64 << 10),))
-"""What the smallest update needs, as a graph that every placement has to leave room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,7 @@ class Planner:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._timing = Timing(options)
         self._pipeline = _pipeline_of(options)
         self._graphs: dict[str, Schedule] = {}
         self._states: tuple[str, ...] = ()
@@ -128,14 +137,22 @@ class Planner:
         idle = idle_patterns(self._options.place, known)
         return tuple(self._no_match(pattern, known) for pattern in idle)
 
-    def announce(self, schedules: Iterable[Schedule]) -> tuple[str, ...]:
+    def announce(
+        self,
+        schedules: Iterable[Schedule],
+        costs: Mapping[str, Mapping[str, Cost]] | None = None,
+    ) -> tuple[str, ...]:
         """Plan with ``schedules``, captured, in place of those of the same names so far.
+
+        ``costs`` says by graph what each kernel costs.  Where that is known of all graphs, and the
+        machine to plan for, plans are compared by the time they take.
 
         Returns the names of graphs that are dropped for it: those in which a value of the
         new ones has another size.  They are of a model that is no more, such as before
         ``model.double()``; one that runs again has to be announced again.
         """
         new = {each.name: each for each in schedules}
+        self._timing.learn(costs or {})
         if all(self._graphs.get(name) == each for name, each in new.items()):
             return ()
         sizes = {each.name: each.nbytes for each in _lasting(new.values())}
@@ -185,13 +202,17 @@ class Planner:
     @property
     def update_target(self) -> Target:
         """What an update may use: every device home is spoken for."""
-        return target_for(UPDATE, self.placement, self.values, self._target)
+        return target_for(UPDATE_ROOM, self.placement, self.values, self._target)
 
     def plan_update(self, schedule: Schedule, target: Target) -> Schedule:
         """Return ``schedule``, an update, as the passes plan it."""
-        planned = run_within_budget(self._pipeline, schedule, target).schedule
-        self._update_peak_bytes = max(self._update_peak_bytes, peak_bytes(planned, target))
-        return planned
+        timed = self._timing.of_update(schedule, target)
+        if timed is None:
+            plan = run_within_budget(self._pipeline, schedule, target)
+        else:
+            plan = run_fastest(self._timing.pipelines(self._pipeline), schedule, timed)
+        self._update_peak_bytes = max(self._update_peak_bytes, peak_bytes(plan.schedule, target))
+        return plan.schedule
 
     @property
     def peak_bytes(self) -> int:
@@ -214,7 +235,7 @@ class Planner:
         )
 
     def _all(self, graphs: Mapping[str, Schedule]) -> tuple[Schedule, ...]:
-        return (*graphs.values(), UPDATE)
+        return (*graphs.values(), UPDATE_ROOM)
 
     def _state_values(self, graphs: Mapping[str, Schedule]) -> tuple[Value, ...]:
         names = self._states or EXPECTED_STATES
@@ -239,37 +260,56 @@ class Planner:
         before = self._states
         self._states = tuple(states)
         try:
-            placement = self._place(graphs)
-            plans = {name: self._plan(each, placement, graphs) for name, each in graphs.items()}
+            placement, found = self._choose(graphs)
+            plans = {
+                name: self._plan(each, placement, graphs, found) for name, each in graphs.items()
+            }
         except ValueError:
             self._states = before
             raise
         self.placement, self._graphs, self._plans = placement, dict(graphs), plans
 
     def _plan(
-        self, captured: Schedule, placement: Placement, graphs: Mapping[str, Schedule]
+        self,
+        captured: Schedule,
+        placement: Placement,
+        graphs: Mapping[str, Schedule],
+        found: Mapping[str, Plan],
     ) -> GraphPlan:
         values = managed_values(self._all(graphs), self._state_values(graphs))
         target = target_for(captured, placement, values, self._target)
         known = self._plans.get(captured.name)
         if known is not None and (known.captured, known.target) == (captured, target):
             return known
-        plan = run_within_budget(self._pipeline, captured, target)
+        plan = found.get(captured.name) or run_within_budget(self._pipeline, captured, target)
         return GraphPlan(captured, target, plan)
 
-    def _place(self, graphs: Mapping[str, Schedule]) -> Placement:
-        """Place all values; if states that are only expected have no room, without them."""
+    def _choose(self, graphs: Mapping[str, Schedule]) -> tuple[Placement, Mapping[str, Plan]]:
+        """Place all values; if states that are only expected have no room, without them.
+
+        Where times are known, the plans that were compared for it come with the placement.
+        """
         states = self._state_values(graphs)
         self._check_host(graphs)
         try:
-            return place(self._all(graphs), states, self._options.place, self._target)
+            return self._chosen(graphs, states)
         except DoesNotFit as error:
             if self._states:
                 raise self._budget_error(error, graphs, states) from None
         try:
-            return place(self._all(graphs), (), self._options.place, self._target)
+            return self._chosen(graphs, ())
         except DoesNotFit as error:
             raise self._budget_error(error, graphs, ()) from None
+
+    def _chosen(
+        self, graphs: Mapping[str, Schedule], states: tuple[Value, ...]
+    ) -> tuple[Placement, Mapping[str, Plan]]:
+        timed = self._timing.of_graphs(graphs, self._target)
+        if timed is None:
+            return place(self._all(graphs), states, self._options.place, self._target), {}
+        model = Model(in_order(graphs.values()), states, self._options.place)
+        choice = choose(model, timed, self._timing.pipelines(self._pipeline))
+        return Placement(choice.best.placement.homes, choice.verdicts), choice.best.plans
 
     def _check_host(self, graphs: Mapping[str, Schedule]) -> None:
         """Refuse a host tier that is the only one off the device and holds no large value."""
@@ -327,10 +367,15 @@ class Planner:
 
 def _pipeline_of(options: Options) -> Pipeline:
     try:
-        return build_pipeline(options.pipeline, options.skip)
+        found = build_pipeline(options.pipeline, options.skip)
     except ValueError as error:
         given = f"pipeline={options.pipeline!r}, skip={options.skip!r}"
         raise ValueError(f"{given}: {error}") from None
+    if options.target is None and needs_times(found):
+        raise ValueError(
+            f"pipeline={options.pipeline!r}: deadline keeps time by a machine; give target"
+        )
+    return found
 
 
 def _io_block_bytes(budget: int | None) -> int:

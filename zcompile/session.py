@@ -94,10 +94,10 @@ class Session:
         """Plan ``graphs`` with all those so far; ``BudgetError`` if no plan keeps the budget."""
         with self._lock:
             lenient = self.options.device_budget is None
+            new = [each for each in graphs if each.name not in self._fitting]
             stale = self.planner.announce(
-                each.schedule(None, lenient=lenient)
-                for each in graphs
-                if each.name not in self._fitting
+                [each.schedule(None, lenient=lenient) for each in new],
+                {each.name: each.captured.costs for each in new},
             )
             for name in stale:
                 del self._fitting[name]

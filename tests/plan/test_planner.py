@@ -6,7 +6,7 @@ import pytest
 
 from tests.plan.small_models import linear, small
 from zcompile.errors import BudgetError
-from zcompile.ir import Schedule, arena_peak_bytes
+from zcompile.ir import Kind, Operation, Schedule, arena_peak_bytes
 from zcompile.options import Options
 from zcompile.planner import Planner
 
@@ -82,3 +82,42 @@ def test_without_all_names_there_are_only_doubts() -> None:
     assert "'layers.1.*' matches no parameter" in doubt
     planner.announce(small()[0])
     assert planner.doubts_about_pins() == ()
+
+
+def timed(**options: object) -> Planner:
+    graphs, _ = linear(MEGABYTE)
+    given = {"device_budget": smallest(graphs) * 2, "host_budget": 1 << 30, "target": "rtx4090"}
+    planner = Planner(Options.parse({**given, **options}))
+    operation = (Operation("mm", Kind.MATMUL, "float32", 1 << 30, MEGABYTE),)
+    planner.announce(graphs, {"backward": dict.fromkeys(("towards_x", "towards_w"), operation)})
+    return planner
+
+
+def test_on_a_known_machine_plans_are_compared_by_their_time() -> None:
+    (plan,) = timed().plans()
+    seconds = [each.seconds for each in plan.plan.tried]
+    assert len(seconds) > 1
+    (ran,) = [each.seconds for each in plan.plan.tried if each.pipeline == plan.plan.pipeline]
+    assert ran == min(seconds)
+    assert plan.peak_bytes <= smallest(linear(MEGABYTE)[0]) * 2
+
+
+def test_a_pipeline_that_was_asked_for_is_the_only_one() -> None:
+    (plan,) = timed(pipeline="place,stream,offload,deadline,pack").plans()
+    assert [each.pipeline for each in plan.plan.tried] == [
+        "place,stream,offload,deadline{spare_percent=100},pack"
+    ]
+
+
+def test_without_all_times_the_plan_is_the_plain_one() -> None:
+    graphs, _ = linear(MEGABYTE)
+    planner = Planner(Options.parse({"device_budget": 64 << 20, "target": "rtx4090"}))
+    planner.announce(graphs)
+    assert [plan.plan.tried for plan in planner.plans()] == [()]
+
+
+def test_a_machine_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="target='h1000': machine='h1000' is neither a file nor"):
+        Planner(Options(target="h1000"))
+    with pytest.raises(ValueError, match="deadline keeps time by a machine; give target"):
+        Planner(Options(pipeline="place,stream,offload,deadline,pack"))

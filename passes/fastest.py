@@ -1,0 +1,232 @@
+"""Fastest: try placements and pipelines on a machine that is known, and keep the fastest.
+
+Every candidate is a whole plan of the iteration that keeps the budgets.  The plain placement with
+the plain pipeline is always among them, so the choice is never slower than that by simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from zcompile.ir import Role, Schedule, Target, Value
+from zcompile.passes.cycle import cycle_of
+from zcompile.passes.expected import UPDATE_ROOM, ExpectedUpdate, expected_update, streamed
+from zcompile.passes.pins import Pin
+from zcompile.passes.pipeline import (
+    TIMED,
+    Pipeline,
+    Plan,
+    run_fastest,
+)
+from zcompile.passes.place import Preference, place
+from zcompile.passes.placement import (
+    Placement,
+    Verdict,
+    managed_values,
+    resident_bytes,
+    target_for,
+)
+from zcompile.passes.preferences import preferences
+from zcompile.passes.relaxation import SAMPLES
+from zcompile.passes.simulate import simulate
+
+MANY_KERNELS = 4_000
+"""Of larger iterations only two placements are tried, and only the plain one by two pipelines."""
+
+MAX_PLACEMENTS = 12
+
+NUM_FINALISTS = 2
+"""How many placements, besides the plain one, are planned by every pipeline."""
+
+WINDOW_SHARE = 3
+"""A piece of an update takes a third of the room: one arrives, one is updated, one leaves."""
+
+MAX_WINDOW_BYTES = 48 << 20
+
+MAX_PIECES = 100
+"""An update is timed in about so many pieces at the most; more change its time but little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is planned: captured graphs in the order in which an iteration runs them.
+
+    ``states`` are the optimizer's.  ``rooms`` are further graphs for which any placement has to
+    leave room.  A graph that runs several times is named several times.
+    """
+
+    graphs: tuple[Schedule, ...]
+    states: tuple[Value, ...]
+    pins: tuple[Pin, ...] = ()
+    rooms: tuple[Schedule, ...] = (UPDATE_ROOM,)
+
+    @property
+    def distinct(self) -> tuple[Schedule, ...]:
+        """Every graph once."""
+        return tuple({graph.name: graph for graph in self.graphs}.values())
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """Every managed value."""
+        return managed_values((*self.distinct, *self.rooms), self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to plan the iteration, and how long it takes by simulation."""
+
+    preference: Preference
+    placement: Placement
+    plans: Mapping[str, Plan]
+    update: Schedule
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The fastest candidate, and why each value is where it is.
+
+    ``compared`` are the candidates in the order in which they were tried, the plain one first.
+    """
+
+    best: Candidate
+    compared: tuple[Candidate, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+def in_order(graphs: Iterable[Schedule]) -> tuple[Schedule, ...]:
+    """Return ``graphs`` as an iteration runs them: backward goes back the way forward came.
+
+    A graph that makes gradients is a backward one.
+    """
+    forward: list[Schedule] = []
+    backward: list[Schedule] = []
+    for graph in graphs:
+        makes = any(value.role is Role.GRADIENT for value in graph.values)
+        (backward if makes else forward).append(graph)
+    return (*forward, *reversed(backward))
+
+
+def choose(
+    model: Model,
+    target: Target,
+    pipelines: Sequence[Pipeline] = TIMED,
+    samples: int = SAMPLES,
+) -> Choice:
+    """Return the fastest plan of ``model`` on the hardware of ``target``.
+
+    The placements are compared by the last of ``pipelines``; the best of them, and the plain
+    one, are planned by all, or of a large iteration the plain one by the first.
+
+    Raises ``DoesNotFit`` if no placement keeps the budgets, ``ValueError`` if the target has no
+    hardware or lacks the seconds of a kernel.
+    """
+    hardware = target.hardware
+    if hardware is None:
+        raise ValueError("the target has no hardware to compare plans by")
+    update = expected_update(model.values, hardware)
+    seconds = {**target.kernel_seconds, update.schedule.name: update.seconds}
+    runs = (*model.graphs, update.schedule)
+    cycle = cycle_of(runs, seconds, window_bytes=window_bytes(target))
+    is_large = len(cycle.kernels) > MANY_KERNELS
+    num = 2 if is_large else MAX_PLACEMENTS
+    trial = _Trial(model, target, update)
+    found: list[Candidate] = []
+    for preference in islice(preferences(cycle, hardware, target, samples), num):
+        placement = trial.place(preference)
+        if all(placement.homes != other.placement.homes for other in found):
+            found.append(trial.plan(preference, placement, pipelines[-1:]))
+    finalists = found[:1]
+    if not is_large:
+        finalists += sorted(found[1:], key=_seconds)[:NUM_FINALISTS]
+    final = pipelines[:1] if is_large else pipelines
+    finals = [trial.plan(each.preference, each.placement, final) for each in finalists]
+    best = min((*finals, *found), key=_seconds)
+    return Choice(best, (*found, *finals), tuple(_verdicts(best, finals[0])))
+
+
+def window_bytes(target: Target) -> int:
+    """Return the device bytes that one piece of an update takes, as the optimizer cuts them."""
+    if target.device_budget is None:
+        return MAX_WINDOW_BYTES
+    room = max(0, target.device_budget - target.reserved_bytes)
+    return max(1, min(MAX_WINDOW_BYTES, room // WINDOW_SHARE))
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Plans candidates of one model."""
+
+    model: Model
+    target: Target
+    update: ExpectedUpdate
+
+    def place(self, preference: Preference) -> Placement:
+        graphs = (*self.model.distinct, *self.model.rooms)
+        return place(graphs, self.model.states, self.model.pins, self.target, preference)
+
+    def plan(
+        self, preference: Preference, placement: Placement, pipelines: Sequence[Pipeline]
+    ) -> Candidate:
+        values = self.model.values
+        targets = {
+            graph.name: target_for(graph, placement, values, self.target)
+            for graph in self.model.distinct
+        }
+        plans = {
+            graph.name: run_fastest(pipelines, graph, targets[graph.name])
+            for graph in self.model.distinct
+        }
+        seconds = {name: _ran(plan.schedule, targets[name]) for name, plan in plans.items()}
+        update, update_s = self._update(placement, values, pipelines)
+        total = sum(seconds[graph.name] for graph in self.model.graphs) + update_s
+        return Candidate(preference, placement, plans, update, total)
+
+    def _update(
+        self, placement: Placement, values: Sequence[Value], pipelines: Sequence[Pipeline]
+    ) -> tuple[Schedule, float]:
+        """Return the expected update as planned, and its seconds.
+
+        The optimizer cuts it to what is left beside all device homes.
+        """
+        reserved = self.target.reserved_bytes + resident_bytes(placement, values)
+        target = replace(
+            self.target, reserved_bytes=reserved, host_budget=None, host_reserved_bytes=0
+        )
+        own, homes = streamed(self.update, placement.homes, self._piece_bytes(target))
+        target = replace(target, homes=homes, kernel_seconds={own.schedule.name: own.seconds})
+        planned = run_fastest(pipelines, own.schedule, target).schedule
+        return planned, _ran(planned, target)
+
+    def _piece_bytes(self, target: Target) -> int:
+        """Return the size of a piece: larger ones than the optimizer's if those were too many."""
+        total = sum(each.nbytes for each in self.update.schedule.values)
+        window = window_bytes(target)
+        room = max(0, (target.device_budget or 0) - target.reserved_bytes) // WINDOW_SHARE
+        return max(window, min(room, total // MAX_PIECES))
+
+
+def _ran(schedule: Schedule, target: Target) -> float:
+    assert target.hardware is not None
+    return simulate([schedule], target.kernel_seconds, target.hardware).seconds
+
+
+def _seconds(candidate: Candidate) -> float:
+    return candidate.seconds
+
+
+def _verdicts(best: Candidate, plain: Candidate) -> Iterable[Verdict]:
+    """Yield the verdicts of the placement, each with what the plain one would have cost."""
+    saved_s = plain.seconds - best.seconds
+    for verdict in best.placement.verdicts:
+        if best.placement.homes == plain.placement.homes or saved_s <= 0:
+            yield verdict
+            continue
+        other = plain.placement.homes[verdict.value]
+        if other is verdict.tier:
+            yield verdict
+            continue
+        why = f"; {other} by the plain order, which takes {saved_s:.3g} s more an iteration"
+        yield replace(verdict, reason=verdict.reason + why)

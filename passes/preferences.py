@@ -1,0 +1,105 @@
+"""Preferences: which values deserve the device, by the linear program and by a simple rule.
+
+What the runtime can carry out gives each value one home, so the program is asked for plans of
+that kind (`Question.homes`), and what it keeps on the device becomes an order for `place`, which
+measures exactly what fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from zcompile.ir import Hardware, Target, channel_in, channel_out
+from zcompile.passes.cycle import Cycle, CycleValue
+from zcompile.passes.formulation import Question
+from zcompile.passes.place import MAX_PREFETCH_BYTES, Preference
+from zcompile.passes.placement import DoesNotFit
+from zcompile.passes.relaxation import SAMPLES, Stay, relax
+
+BANDWIDTH_SHARES = (1.0, 0.97, 0.92)
+"""The program plans for all of the bandwidth, and for a little less: real copies come in lumps."""
+
+TRAFFIC_WEIGHT = 1e-2
+"""What a second of copying costs beside a second of time: it settles what time leaves open."""
+
+
+def preferences(
+    cycle: Cycle, hardware: Hardware, target: Target, samples: int = SAMPLES
+) -> Iterator[Preference]:
+    """Yield preferences to try, the plainest first: kind by kind, by traffic, by the program.
+
+    Each order comes with several amounts of room to prefetch into.  Where the budgets are too
+    small for the program, there are only the plain ones.
+    """
+    largest = max((kernel.operand_bytes for kernel in cycle.kernels), default=0)
+    rooms = {largest: None, 2 * largest: None, 4 * largest: None}
+    rooms.pop(MAX_PREFETCH_BYTES, None)
+    orders: list[Preference] = []
+    for each in _orders(cycle, hardware, target, samples):
+        orders.append(each)
+        yield each
+    for room in rooms:
+        for each in orders:
+            yield replace(each, prefetch_bytes=room)
+
+
+def _orders(cycle: Cycle, hardware: Hardware, target: Target, samples: int) -> Iterator[Preference]:
+    yield Preference()
+    shares = BANDWIDTH_SHARES if target.device_budget is not None else ()
+    for at, share in enumerate(shares):
+        yield from _by_program(cycle, hardware, target, share, samples)
+        if not at:
+            yield _by_traffic(cycle, hardware, target)
+
+
+def _by_traffic(cycle: Cycle, hardware: Hardware, target: Target) -> Preference:
+    """Prefer what saves the most seconds of copying for each byte that lives on the device."""
+    tier = Question(cycle, hardware, target).tiers[-1:]
+    costs: dict[str, float] = {}
+    for value in cycle.values:
+        costs[value.name] = sum(
+            _copies_s(value, hardware.links[channel].seconds(value.nbytes), into)
+            for each in tier
+            for channel, into in ((channel_in(each), True), (channel_out(each), False))
+        ) / max(1, value.nbytes)
+    order = sorted(costs, key=lambda name: -costs[name])
+    return Preference(tuple(order), reason="by the seconds of copying that each byte saves")
+
+
+def _copies_s(value: CycleValue, seconds: float, into: bool) -> float:
+    if into:
+        return seconds * sum(pause.needed and pause.crosses for pause in value.pauses)
+    return seconds * len({pause.version for pause in value.pauses if pause.written and pause.live})
+
+
+def _by_program(
+    cycle: Cycle, hardware: Hardware, target: Target, share: float, samples: int
+) -> list[Preference]:
+    question = Question(
+        cycle,
+        hardware,
+        target,
+        homes=True,
+        traffic_weight=TRAFFIC_WEIGHT,
+        bandwidth_share=share,
+    )
+    try:
+        residency = relax(question, samples).residency
+    except DoesNotFit:
+        return []
+    scores = {value.name: _score(value, residency) for value in cycle.values}
+    order = sorted(scores, key=lambda name: scores[name])
+    return [Preference(tuple(order), reason=f"by linear programming at {share:.0%} of bandwidth")]
+
+
+def _score(value: CycleValue, residency: Mapping[str, tuple[Stay, ...]]) -> tuple[float, float]:
+    """Return what of ``value`` is away, and what of it is on nvme: the less, the hotter."""
+    stays = [
+        stay
+        for pause, stay in zip(value.pauses, residency[value.name], strict=True)
+        if pause.crosses
+    ]
+    nbytes = max(1, value.nbytes * len(stays))
+    away = sum(stay.away_bytes for stay in stays)
+    return round(away / nbytes, 9), round(sum(stay.nvme_bytes for stay in stays) / nbytes, 9)

@@ -1,0 +1,56 @@
+"""How long things take on the machine that a model is planned for, as far as that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from zcompile.ir import Compute, Cost, Schedule, Target, kernel_name, price
+from zcompile.machines import load_machine
+from zcompile.options import Options
+from zcompile.passes.expected import update_seconds
+from zcompile.passes.pipeline import TIMED, Pipeline
+
+
+class Timing:
+    """The machine of the option ``target``, and what the kernels of each graph cost.
+
+    Raises ``ValueError`` if there is no such machine.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._hardware = None
+        if options.target is not None:
+            try:
+                self._hardware = load_machine(options.target)
+            except ValueError as error:
+                raise ValueError(f"target={options.target!r}: {error}") from None
+        self._costs: dict[str, Mapping[str, Cost]] = {}
+        self._is_pipeline_given = options.pipeline is not None or bool(options.skip)
+
+    def learn(self, costs: Mapping[str, Mapping[str, Cost]]) -> None:
+        """Note by graph what each kernel costs."""
+        self._costs |= costs
+
+    def pipelines(self, pipeline: Pipeline) -> tuple[Pipeline, ...]:
+        """Return what is tried where times are known: what the user asked for, or all there is."""
+        return (pipeline,) if self._is_pipeline_given else TIMED
+
+    def of_graphs(self, graphs: Mapping[str, Schedule], target: Target) -> Target | None:
+        """Return ``target`` with the seconds of all kernels; ``None`` if some are unknown."""
+        if self._hardware is None or not graphs:
+            return None
+        seconds: dict[str, Mapping[str, float]] = {}
+        for name, graph in graphs.items():
+            seconds[name] = price(self._costs.get(name, {}), self._hardware).seconds
+            kernels = {kernel_name(step) for step in graph.steps if isinstance(step, Compute)}
+            if kernels - seconds[name].keys():
+                return None
+        return replace(target, hardware=self._hardware, kernel_seconds=seconds)
+
+    def of_update(self, update: Schedule, target: Target) -> Target | None:
+        """Return ``target`` with the seconds of ``update``, which streams through memory."""
+        if self._hardware is None:
+            return None
+        seconds = {update.name: update_seconds(update, self._hardware)}
+        return replace(target, hardware=self._hardware, kernel_seconds=seconds)
