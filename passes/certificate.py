@@ -182,5 +182,6 @@ def _levers(question: Question, relaxation: Relaxation) -> Iterator[Lever]:
     # The first bytes save the most, so a tenth of a budget never saves all of the stalls.
     stall_s = max(0.0, relaxation.seconds - question.cycle.kernel_s)
     for lever in sorted(found, key=lambda each: (-each.saves_s, each.what)):
-        if lever.saves_s > NEGLIGIBLE * relaxation.seconds:
-            yield Lever(lever.what, min(lever.saves_s, stall_s))
+        saves_s = min(lever.saves_s, stall_s)
+        if saves_s > NEGLIGIBLE * relaxation.seconds:
+            yield Lever(lever.what, saves_s)

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zcompile.ir import Compute, Hardware, Role, Schedule, Tier, Update, Value, kernel_name
+from zcompile.ir import (
+    PAGE_BYTES,
+    Compute,
+    Hardware,
+    Role,
+    Schedule,
+    Tier,
+    Update,
+    Value,
+    kernel_name,
+)
 from zcompile.passes.placement import parameter_of
 
 UPDATE_ROOM = Schedule("update", (), (Compute("window", (), (), 64 << 10),))
@@ -68,7 +78,9 @@ def streamed(
     for step in update.schedule.steps:
         assert isinstance(step, Update), "an update has nothing but updates"
         moving = [nbytes[name] for name in step.reads if homes[name] is not Tier.DEVICE]
-        count = max(1, -(-sum(each.nbytes for each in moving) // max(1, window_bytes)))
+        # Each part of a piece takes whole pages.
+        window = max(PAGE_BYTES, window_bytes - PAGE_BYTES * len(moving))
+        count = max(1, -(-sum(each.nbytes for each in moving) // window))
         for piece in range(count):
             own = [_piece(each, piece, count) for each in moving]
             found |= {part.name: homes[whole.name] for part, whole in zip(own, moving, strict=True)}

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from zcompile.ir import Compute, Cost, Schedule, Target, kernel_name, price
+from zcompile.ir import (
+    Compute,
+    Cost,
+    Hardware,
+    Schedule,
+    Target,
+    Tier,
+    channel_in,
+    channel_out,
+    kernel_name,
+    price,
+)
 from zcompile.machines import load_machine
 from zcompile.options import Options
 from zcompile.passes.expected import update_seconds
@@ -15,16 +26,12 @@ from zcompile.passes.pipeline import TIMED, Pipeline
 class Timing:
     """The machine of the option ``target``, and what the kernels of each graph cost.
 
-    Raises ``ValueError`` if there is no such machine.
+    Raises ``ValueError`` if there is no such machine, or it has no link to a tier that the
+    options allow to use.
     """
 
     def __init__(self, options: Options) -> None:
-        self._hardware = None
-        if options.target is not None:
-            try:
-                self._hardware = load_machine(options.target)
-            except ValueError as error:
-                raise ValueError(f"target={options.target!r}: {error}") from None
+        self._hardware = None if options.target is None else _machine_of(options, options.target)
         self._costs: dict[str, Mapping[str, Cost]] = {}
         self._is_pipeline_given = options.pipeline is not None or bool(options.skip)
 
@@ -54,3 +61,22 @@ class Timing:
             return None
         seconds = {update.name: update_seconds(update, self._hardware)}
         return replace(target, hardware=self._hardware, kernel_seconds=seconds)
+
+
+def _machine_of(options: Options, target: str) -> Hardware:
+    try:
+        machine = load_machine(target)
+    except ValueError as error:
+        raise ValueError(f"target={target!r}: {error}") from None
+    tiers = {
+        Tier.HOST: ("host_budget", options.host_budget),
+        Tier.NVME: ("nvme_dir", options.nvme_dir),
+    }
+    for tier, (option, given) in tiers.items():
+        for channel in (channel_in(tier), channel_out(tier)):
+            if given is not None and channel not in machine.links:
+                raise ValueError(
+                    f"target={target!r}: {machine.name} has no link {channel}, which {option} "
+                    f"needs; leave out {option}, or name a machine that has one"
+                )
+    return machine

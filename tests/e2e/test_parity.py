@@ -140,6 +140,18 @@ def test_late_copies_and_spoilt_memory_change_no_bit(
 
 
 @pytest.mark.parametrize(
+    ("name", "tiers", "factor", "seed"),
+    [("lm-adamw", "both", 1.02, 6), ("conv-sgd", "nvme", 1.0, 7), ("llama-adamw", "nvme", 1.5, 8)],
+)
+def test_plans_made_for_a_machine_change_no_bit(
+    name: str, tiers: str, factor: float, seed: int, swap_dir: Path
+) -> None:
+    options = planned_options(name, tiers, factor, swap_dir, "eager") | {"target": "rtx4090"}
+    backend = Backend(partial(FuzzExecutor, seed=seed))
+    check_planned(name, tiers, options, backend, in_plain_pytorch(name))
+
+
+@pytest.mark.parametrize(
     ("name", "tiers", "factor"), [("lm-dropout-amsgrad", "nvme", 1.02), ("conv-sgd", "both", 1.0)]
 )
 def test_inductor_has_the_bits_of_inductor_without_a_plan(

@@ -81,12 +81,7 @@ def test_activations_are_values_only_when_asked_for() -> None:
     backward = replace(
         backward,
         values=(*backward.values, replace(saved, role=Role.ACTIVATION)),
-        steps=tuple(
-            replace(step, reads=(*step.reads, "y"))
-            if at == 0 and isinstance(step, Compute)
-            else step
-            for at, step in enumerate(backward.steps)
-        ),
+        steps=(Compute("b", ("x", "layers.0.weight", "y"), ("layers.0.weight:grad",), LAYER),),
     )
     graphs = iteration(((forward, backward), states))
     seconds = seconds_of(graphs, 0.5)

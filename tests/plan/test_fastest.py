@@ -95,7 +95,7 @@ def test_pieces_of_an_update_are_values_of_their_own() -> None:
     update = expected_update(Model(graphs, states).values, MACHINE)
     homes = {value.name: Tier.NVME for value in update.schedule.values}
     homes["layers.0.weight:exp_avg"] = Tier.DEVICE
-    own, places = streamed(update, homes, 3 * 4096)
+    own, places = streamed(update, homes, 6 * 4096)
     assert [step.bucket for step in own.schedule.steps if hasattr(step, "bucket")] == [
         *("layers.0.weight[0]", "layers.0.weight[1]", "layers.1.weight[0]", "layers.1.weight[1]")
     ]

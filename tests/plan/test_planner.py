@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from tests.plan.small_models import linear, small
 from zcompile.errors import BudgetError
 from zcompile.ir import Kind, Operation, Schedule, arena_peak_bytes
+from zcompile.machines import load_machine, render_machine
 from zcompile.options import Options
 from zcompile.planner import Planner
 
@@ -116,8 +120,12 @@ def test_without_all_times_the_plan_is_the_plain_one() -> None:
     assert [plan.plan.tried for plan in planner.plans()] == [()]
 
 
-def test_a_machine_that_there_is_not_is_refused() -> None:
+def test_a_machine_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(render_machine(replace(load_machine("rtx4090"), links={})))
     with pytest.raises(ValueError, match="target='h1000': machine='h1000' is neither a file nor"):
         Planner(Options(target="h1000"))
+    with pytest.raises(ValueError, match="has no link h2d, which host_budget needs; leave out"):
+        Planner(Options(target=str(path), host_budget=1 << 30))
     with pytest.raises(ValueError, match="deadline keeps time by a machine; give target"):
         Planner(Options(pipeline="place,stream,offload,deadline,pack"))
