@@ -126,7 +126,7 @@ def test_an_unknown_option_suggests_a_known_one(option: str, meant: str) -> None
 
 
 def test_an_unknown_option_far_from_any_lists_them() -> None:
-    assert refusal({"zzz": 1}).endswith("compute, pipeline, skip, place, io")
+    assert refusal({"zzz": 1}).endswith("compute, pipeline, skip, place, io, target")
     assert refusal({1: 2}).startswith("1=2: unknown option; ")
 
 
