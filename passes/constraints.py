@@ -113,6 +113,8 @@ class _Writer:
         if len(home) > 1:
             self._program.at_most.add([(column, 1.0) for column in home.values()], size)
         for at, window in enumerate(group.windows):
+            if not (window.live or group.lasting):
+                continue
             for tier, column in home.items():
                 if window.crosses or not window.live:
                     self._form.away[number, at, tier] = column
@@ -342,7 +344,8 @@ class _Writer:
         base = 0
         for group in self._form.groups:
             for window in group.windows:
-                if not window.num_samples or not (window.live or self._question.homes):
+                is_held = window.live or (self._question.homes and group.lasting)
+                if not window.num_samples or not is_held:
                     continue
                 base += group.nbytes if -window.start % self._num < window.num_samples else 0
                 if window.num_samples < self._num:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.ir import (
+    MANAGED_ROLES,
     PAGE_BYTES,
     Compute,
     Hardware,
@@ -101,7 +102,8 @@ def _bundles(values: Sequence[Value]) -> dict[str, list[Value]]:
     """Return by parameter, itself, its gradient and its states, of those that are trained."""
     found: dict[str, list[Value]] = {}
     for value in values:
-        found.setdefault(parameter_of(value), []).append(value)
+        if value.role in MANAGED_ROLES:
+            found.setdefault(parameter_of(value), []).append(value)
     roles = {name: {each.role for each in bundle} for name, bundle in found.items()}
     trained = {Role.PARAMETER, Role.GRADIENT}
     return {name: bundle for name, bundle in found.items() if trained <= roles[name]}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from zcompile.ir import MANAGED_ROLES
 from zcompile.passes.cycle import Cycle, CycleKernel, Pause
 
 
@@ -39,12 +40,14 @@ class Window(NamedTuple):
 class Group:
     """Values that look the same: their numbers in the cycle, and ``nbytes`` of all together.
 
+    ``lasting`` values keep their home on the device, if it is there, in dead pauses too.
     ``largest_bytes`` is the size of the largest.  ``remake_s_per_byte`` is the least time that
     making one of their bytes again takes; ``None`` if it cannot be.
     """
 
     windows: tuple[Window, ...]
     members: tuple[int, ...]
+    lasting: bool
     nbytes: int
     largest_bytes: int
     remake_s_per_byte: float | None
@@ -87,7 +90,7 @@ def grouped(cycle: Cycle, samples: Sequence[int]) -> tuple[Group, ...]:
         windows = _windows(value.pauses, samples)
         if not value.nbytes or not any(each.num_samples or each.crosses for each in windows):
             continue
-        key = (windows, value.maker is None)
+        key = (windows, value.maker is None, value.role in MANAGED_ROLES)
         windows_of[key] = windows
         found.setdefault(key, []).append(number)
     return tuple(
@@ -103,6 +106,7 @@ def _group(
     return Group(
         windows,
         members,
+        all(each.role in MANAGED_ROLES for each in values),
         sum(each.nbytes for each in values),
         max(each.nbytes for each in values),
         min(rates[maker] for maker in makers) if makers else None,

@@ -34,10 +34,7 @@ from zcompile.passes.expected import UPDATE_ROOM
 from zcompile.passes.fastest import Model, choose, in_order
 from zcompile.passes.pins import idle_patterns, names_near
 from zcompile.passes.pipeline import (
-    Pipeline,
     Plan,
-    build_pipeline,
-    needs_times,
     run_fastest,
     run_within_budget,
 )
@@ -52,7 +49,7 @@ from zcompile.passes.placement import (
     target_for,
 )
 from zcompile.passes.smallest import smallest_for_model
-from zcompile.timing import Timing
+from zcompile.timing import Timing, pipeline_of
 
 EXPECTED_STATES = ("exp_avg", "exp_avg_sq")
 """Until an optimizer has been seen, homes are kept for the states of Adam."""
@@ -109,7 +106,7 @@ class Planner:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._timing = Timing(options)
-        self._pipeline = _pipeline_of(options)
+        self._pipeline = pipeline_of(options)
         self._graphs: dict[str, Schedule] = {}
         self._states: tuple[str, ...] = ()
         self._plans: dict[str, GraphPlan] = {}
@@ -363,19 +360,6 @@ class Planner:
         while budget - NUM_IO_BUFFERS * _io_block_bytes(budget) < nbytes:
             budget = nbytes + NUM_IO_BUFFERS * _io_block_bytes(budget)
         return budget
-
-
-def _pipeline_of(options: Options) -> Pipeline:
-    try:
-        found = build_pipeline(options.pipeline, options.skip)
-    except ValueError as error:
-        given = f"pipeline={options.pipeline!r}, skip={options.skip!r}"
-        raise ValueError(f"{given}: {error}") from None
-    if options.target is None and needs_times(found):
-        raise ValueError(
-            f"pipeline={options.pipeline!r}: deadline keeps time by a machine; give target"
-        )
-    return found
 
 
 def _io_block_bytes(budget: int | None) -> int:

@@ -20,7 +20,7 @@ from zcompile.ir import (
 from zcompile.machines import load_machine
 from zcompile.options import Options
 from zcompile.passes.expected import update_seconds
-from zcompile.passes.pipeline import TIMED, Pipeline
+from zcompile.passes.pipeline import TIMED, Pipeline, build_pipeline, needs_times
 
 
 class Timing:
@@ -61,6 +61,20 @@ class Timing:
             return None
         seconds = {update.name: update_seconds(update, self._hardware)}
         return replace(target, hardware=self._hardware, kernel_seconds=seconds)
+
+
+def pipeline_of(options: Options) -> Pipeline:
+    """Return the passes that the options ask for; ``ValueError`` if they cannot run."""
+    try:
+        found = build_pipeline(options.pipeline, options.skip)
+    except ValueError as error:
+        given = f"pipeline={options.pipeline!r}, skip={options.skip!r}"
+        raise ValueError(f"{given}: {error}") from None
+    if options.target is None and needs_times(found):
+        raise ValueError(
+            f"pipeline={options.pipeline!r}: deadline keeps time by a machine; give target"
+        )
+    return found
 
 
 def _machine_of(options: Options, target: str) -> Hardware:
