@@ -19,6 +19,7 @@ from zcompile.demo.packages import find_weights, stay_offline
 from zcompile.demo.setup import Setup
 from zcompile.errors import BudgetError
 from zcompile.options import Options
+from zcompile.runtime.cgroups import available_cpus
 from zcompile.runtime.errors import StorageError
 from zcompile.version import __version__
 
@@ -27,7 +28,7 @@ DEFAULT_BUDGET = "512MiB"
 
 DEFAULT = Job()
 
-NUM_THREADS = max(1, len(os.sched_getaffinity(0)) - 1)
+NUM_THREADS = max(1, available_cpus() - 1)
 """Threads that compute, unless told otherwise: copies need a core too.  Where there is none,
 OpenMP's threads wait for one another in a busy loop: on two cores that others used as well, an
 iteration took 9 s with one thread and 34 s with two."""
