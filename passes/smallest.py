@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.ir import (
@@ -30,7 +30,8 @@ class Smallest:
     """The least device budget, and what needs it.
 
     ``step`` is the kernel at which most is held, by its number in the captured ``schedule``;
-    ``kernel`` is its name.  ``values`` are the largest held there, the largest first.
+    ``kernel`` is its name.  ``values`` are the largest held there, the largest first, those
+    included that only rest there.
     """
 
     bytes: int
@@ -59,7 +60,7 @@ def smallest_bytes(schedule: Schedule, target: Target) -> Smallest:
         schedule=schedule.name,
         step=list(kernels).index(fullest),
         kernel=kernel_name(kernels[fullest]),
-        values=_largest(plan, fullest),
+        values=_largest(held_at(plan, fullest)),
     )
 
 
@@ -75,10 +76,17 @@ def smallest_for_model(
     pinned = {each.name: pin_of(each, pins) for each in values}
     homes = {name: away if pin is None else pin[1] for name, pin in pinned.items()}
     placement = Placement(homes)
-    return max(
-        (smallest_bytes(graph, target_for(graph, placement, values, target)) for graph in graphs),
-        key=lambda smallest: smallest.bytes,
+    found, graph = max(
+        (
+            (smallest_bytes(graph, target_for(graph, placement, values, target)), graph)
+            for graph in graphs
+        ),
+        key=lambda pair: pair[0].bytes,
     )
+    shown = {each.name for each in graph.values}
+    unseen = (each for each in values if each.name not in shown)
+    resting = (each for each in unseen if homes[each.name] is Tier.DEVICE)
+    return replace(found, values=_largest((*found.values, *resting)))
 
 
 def _away(target: Target) -> Tier:
@@ -87,6 +95,5 @@ def _away(target: Target) -> Tier:
     return Tier.DEVICE if target.host_budget is None else Tier.HOST
 
 
-def _largest(plan: Schedule, fullest: int) -> tuple[Value, ...]:
-    largest = sorted(held_at(plan, fullest), key=lambda value: -value.nbytes)
-    return tuple(largest[:NUM_VALUES])
+def _largest(values: Iterable[Value]) -> tuple[Value, ...]:
+    return tuple(sorted(values, key=lambda value: -value.nbytes)[:NUM_VALUES])
