@@ -26,6 +26,9 @@ from zcompile.passes.placement import parameter_of
 UPDATE_ROOM = Schedule("update", (), (Compute("window", (), (), 64 << 10),))
 """What the smallest update needs, as a graph that every placement has to leave room for."""
 
+LARGER_UPDATE_ROOM = Schedule("update", (), (Compute("window", (), (), 128 << 10),))
+"""The same for updates of parameters in two bytes with states in four, and a master."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExpectedUpdate:

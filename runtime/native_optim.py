@@ -53,6 +53,7 @@ class Flag(IntFlag):
     CHECK_FINITE = 256
     STOCHASTIC = 512
     ROUND_TWICE = 1024
+    FOLLOW = 2048
 
 
 class _Type(IntEnum):
@@ -115,10 +116,11 @@ class Item:
 
     ``states`` are in the order of ``zinf_optim.h``; ``None`` where the kind has a gap.  A state
     of ``uint8`` holds codes; its ``scales`` has one fp32 number for each ``BLOCK`` of them.
-    ``out`` receives the parameter in its own, shorter type.  ``first`` is the index of the first
-    element within the whole tensor, ``whole_vectors`` how many elements here come before those
-    that torch's fused kernels compute in their scalar loop, ``None`` for all.  ``stream`` tells
-    tensors apart for the random numbers.
+    ``out`` receives the parameter in its own, shorter type; with ``Flag.FOLLOW`` the parameter
+    first takes each element of ``out`` that is not its own, rounded.  ``first`` is the index of
+    the first element within the whole tensor, ``whole_vectors`` how many elements here come
+    before those that torch's fused kernels compute in their scalar loop, ``None`` for all.
+    ``stream`` tells tensors apart for the random numbers.
     """
 
     param: Tensor

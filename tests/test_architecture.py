@@ -18,8 +18,8 @@ LINKED = ("passes", "runtime")
 STDLIB_ONLY = frozenset[str]()
 
 BELOW_SESSION = {
-    *("ir", "errors", "options", "passes", "runtime", "machines", "timing"),
-    "planner",
+    *("ir", "errors", "precision", "options", "passes", "runtime", "machines", "timing"),
+    *("io_buffers", "planner"),
     *("registry", "bridge", "graphs", "buckets", "collector"),
     *("hooks", "gradients", "optim", "leaving"),
 }
@@ -29,13 +29,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ir": set(),
     "version": set(),
     "errors": set(),
-    "options": {"ir"},
+    "precision": set(),
+    "options": {"ir", "precision"},
     "passes": {"ir"},
     "runtime": {"ir"},
     "symbolic": set(),
     "machines": {"ir"},
     "timing": {"ir", "options", "passes", "machines"},
-    "planner": {"ir", "errors", "options", "passes", "timing"},
+    "io_buffers": {"ir"},
+    "planner": {"ir", "errors", "options", "passes", "timing", "io_buffers"},
     "registry": set(),
     "bridge": {"ir", "runtime"},
     "graphs": {"ir", "passes", "bridge", "planner"},
@@ -43,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collector": set(),
     "hooks": set(),
     "gradients": {"hooks", "ir", "bridge", "runtime"},
-    "optim": {"hooks", "ir", "passes", "runtime"},
+    "optim": {"hooks", "ir", "passes", "precision", "runtime"},
     "leaving": {"errors", "runtime", "bridge"},
     "session": BELOW_SESSION,
     "backend": BELOW_BACKEND,

@@ -35,6 +35,10 @@ def test_the_list_of_options_is_a_decision() -> None:
         "place",
         "io",
         "target",
+        "master_weights",
+        "state_dtype",
+        "rounding",
+        "rounding_seed",
     ]
 
 
@@ -126,7 +130,8 @@ def test_an_unknown_option_suggests_a_known_one(option: str, meant: str) -> None
 
 
 def test_an_unknown_option_far_from_any_lists_them() -> None:
-    assert refusal({"zzz": 1}).endswith("compute, pipeline, skip, place, io, target")
+    end = "io, target, master_weights, state_dtype, rounding, rounding_seed"
+    assert refusal({"zzz": 1}).endswith(end)
     assert refusal({1: 2}).startswith("1=2: unknown option; ")
 
 

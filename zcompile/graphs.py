@@ -19,7 +19,8 @@ class Graph:
     """One captured graph and its kernels; nothing in it depends on a plan.
 
     ``parameters`` gives the position of each parameter among the arguments, ``layouts`` how
-    each gradient value lies: as its parameter does, which may be gone when backward runs.
+    each gradient value lies: as its parameter does, which may be gone when backward runs;
+    ``itemsizes`` are the bytes of an element of each parameter with a gradient.
     ``saved`` gives the position of each activation that may have been moved.  Of parameters
     over one storage only the first is a value; the others are read where they are.
 
@@ -39,6 +40,10 @@ class Graph:
         }
         self.layouts = {
             gradient_name(parameter): captured.roles.layouts[parameter]
+            for parameter in captured.roles.gradients.values()
+        }
+        self.itemsizes = {
+            parameter: captured.roles.layouts[parameter].dtype.itemsize
             for parameter in captured.roles.gradients.values()
         }
         saved = captured.roles.saved

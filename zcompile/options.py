@@ -15,6 +15,8 @@ from pydantic import (
     BeforeValidator,
     ByteSize,
     ConfigDict,
+    Field,
+    Strict,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -23,6 +25,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
 from zcompile.ir.schedule import PAGE_BYTES, Tier
+from zcompile.precision import Precision, StateType
 
 KINDS = ("parameters", "gradients", "optimizer")
 """What ``place`` can pin as a whole; every other key is a pattern of parameter names."""
@@ -135,6 +138,11 @@ class Options:
     ``target`` is the machine to plan for, a name or a JSON file as ``zcompile.machines`` loads
     them: with it plans are compared by the time they would take.
 
+    ``master_weights`` keeps a copy in fp32 of every parameter in bf16 or fp16, for updating, and
+    the states in fp32.  ``state_dtype`` keeps the states in another type.  ``rounding`` says how
+    an update rounds what is stored in bf16 or in 8 bits; ``rounding_seed`` is for stochastic
+    rounding.
+
     The constructor takes values; `Options.parse` reads what a user wrote and also looks at the
     disk.
     """
@@ -148,6 +156,16 @@ class Options:
     place: Annotated[tuple[tuple[str, Tier], ...], BeforeValidator(_pins)] = ()
     io: Literal["auto", "uring", "threads", "buffered", "python"] = "auto"
     target: str | None = None
+    master_weights: Annotated[bool, Strict()] = False
+    state_dtype: StateType | None = None
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    rounding_seed: Annotated[int, Strict(), Field(ge=0, lt=1 << 64)] = 0
+
+    @property
+    def precision(self) -> Precision:
+        """How parameters and states are kept."""
+        stochastic = self.rounding == "stochastic"
+        return Precision(self.master_weights, self.state_dtype, stochastic, self.rounding_seed)
 
     @classmethod
     def parse(cls, given: Mapping[str, object] | None = None) -> Options:

@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.errors import BudgetError
+from zcompile.io_buffers import NUM_BUFFERS, block_bytes, budget_beside
 from zcompile.ir import (
     MANAGED_ROLES,
-    PAGE_BYTES,
     Compute,
     Cost,
     Role,
@@ -30,7 +30,7 @@ from zcompile.ir import (
     peak_bytes,
 )
 from zcompile.options import Options
-from zcompile.passes.expected import UPDATE_ROOM
+from zcompile.passes.expected import LARGER_UPDATE_ROOM, UPDATE_ROOM
 from zcompile.passes.fastest import Model, choose, in_order
 from zcompile.passes.pins import idle_patterns, names_near
 from zcompile.passes.pipeline import (
@@ -53,14 +53,6 @@ from zcompile.timing import Timing, pipeline_of
 
 EXPECTED_STATES = ("exp_avg", "exp_avg_sq")
 """Until an optimizer has been seen, homes are kept for the states of Adam."""
-
-IO_FRACTION = 512
-"""One I/O buffer takes at most 1/512 of the device budget: all of them less than 1 %."""
-
-MAX_IO_BLOCK_BYTES = 1 << 20
-
-NUM_IO_BUFFERS = 4
-"""Two to read files and two to write them: see ``Transfers``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +101,7 @@ class Planner:
         self._pipeline = pipeline_of(options)
         self._graphs: dict[str, Schedule] = {}
         self._states: tuple[str, ...] = ()
+        self._itemsizes: dict[str, int] = {}
         self._plans: dict[str, GraphPlan] = {}
         self._update_peak_bytes = 0
         self._pins_are_checked = False
@@ -138,16 +131,20 @@ class Planner:
         self,
         schedules: Iterable[Schedule],
         costs: Mapping[str, Mapping[str, Cost]] | None = None,
+        itemsizes: Mapping[str, int] | None = None,
     ) -> tuple[str, ...]:
         """Plan with ``schedules``, captured, in place of those of the same names so far.
 
         ``costs`` says by graph what each kernel costs.  Where that is known of all graphs, and the
-        machine to plan for, plans are compared by the time they take.
+        machine to plan for, plans are compared by the time they take.  ``itemsizes`` are the
+        bytes of an element of each parameter: states that are not kept as torch keeps them
+        weigh accordingly.
 
         Returns the names of graphs that are dropped for it: those in which a value of the
         new ones has another size.  They are of a model that is no more, such as before
         ``model.double()``; one that runs again has to be announced again.
         """
+        self._itemsizes.update(itemsizes or {})
         new = {each.name: each for each in schedules}
         self._timing.learn(costs or {})
         if all(self._graphs.get(name) == each for name, each in new.items()):
@@ -171,11 +168,18 @@ class Planner:
         """
         self.announce([_largest(self._graphs[schedule.name], schedule)])
 
+    def expect_states(self, states: Iterable[str]) -> None:
+        """Take note of all states that an optimizer is about to make, and plan once for them."""
+        new = [each for each in dict.fromkeys(states) if each not in self._states]
+        if new:
+            self._replan(self._graphs, (*self._states, *new))
+
     def observe_state(self, parameter: str, state: str) -> Tier:
         """Return the home of an optimizer state, which is placed when it is first heard of."""
         name = f"{parameter}:{state}"
-        if name not in self.placement.homes and state not in self._states:
-            self._replan(self._graphs, (*self._states, state))
+        base = self._options.precision.state_named(state)
+        if name not in self.placement.homes and base is not None:
+            self.expect_states([base])
         return self.placement.homes.get(name, Tier.DEVICE)
 
     def plan(self, name: str) -> GraphPlan:
@@ -189,7 +193,7 @@ class Planner:
     @property
     def values(self) -> tuple[Value, ...]:
         """Every managed value of the model that has a home."""
-        return managed_values(self._all(self._graphs), self._state_values(self._graphs))
+        return self._with_homes(self._graphs, self.placement)
 
     @property
     def resident_bytes(self) -> int:
@@ -199,7 +203,7 @@ class Planner:
     @property
     def update_target(self) -> Target:
         """What an update may use: every device home is spoken for."""
-        return target_for(UPDATE_ROOM, self.placement, self.values, self._target)
+        return target_for(self._update, self.placement, self.values, self._target)
 
     def plan_update(self, schedule: Schedule, target: Target) -> Schedule:
         """Return ``schedule``, an update, as the passes plan it."""
@@ -219,7 +223,12 @@ class Planner:
     @property
     def io_block_bytes(self) -> int:
         """The size of one I/O buffer; a share of the budget, so that small budgets hold."""
-        return _io_block_bytes(self._options.device_budget)
+        return block_bytes(self._options.device_budget)
+
+    @property
+    def _update(self) -> Schedule:
+        """What the smallest update needs: twice as much if it works on more than torch's does."""
+        return UPDATE_ROOM if self._options.precision.plain else LARGER_UPDATE_ROOM
 
     @property
     def _target(self) -> Target:
@@ -227,24 +236,35 @@ class Planner:
         return Target(
             device_budget=options.device_budget,
             host_budget=options.host_budget,
-            reserved_bytes=NUM_IO_BUFFERS * self.io_block_bytes if options.nvme_dir else 0,
+            reserved_bytes=NUM_BUFFERS * self.io_block_bytes if options.nvme_dir else 0,
             has_nvme=options.nvme_dir is not None,
         )
 
     def _all(self, graphs: Mapping[str, Schedule]) -> tuple[Schedule, ...]:
-        return (*graphs.values(), UPDATE_ROOM)
+        return (*graphs.values(), self._update)
 
-    def _state_values(self, graphs: Mapping[str, Schedule]) -> tuple[Value, ...]:
-        names = self._states or EXPECTED_STATES
+    def _with_homes(
+        self, graphs: Mapping[str, Schedule], placement: Placement
+    ) -> tuple[Value, ...]:
+        """Return the managed values of ``graphs``, and those states that have been placed."""
+        values = managed_values(self._all(graphs), self._state_values(graphs))
+        return tuple(each for each in values if each.name in placement.homes)
+
+    def _state_values(
+        self, graphs: Mapping[str, Schedule], names: Sequence[str] | None = None
+    ) -> tuple[Value, ...]:
+        """Return the states called ``names`` of all parameters, by default the expected ones."""
+        names = (self._states or EXPECTED_STATES) if names is None else names
+        precision = self._options.precision
         trained = [
             (parameter_of(each), each.nbytes)
             for each in managed_values(self._all(graphs))
             if each.role is Role.GRADIENT
         ]
         return tuple(
-            Value(f"{parameter}:{state}", nbytes, Role.STATE)
-            for parameter, nbytes in trained
-            for state in names
+            Value(f"{param}:{kind}", state_bytes, Role.STATE)
+            for param, nbytes in trained
+            for kind, state_bytes in precision.forecast(names, nbytes, self._itemsizes.get(param))
         )
 
     def _no_match(self, pattern: str, parameters: Collection[str]) -> str:
@@ -273,7 +293,7 @@ class Planner:
         graphs: Mapping[str, Schedule],
         found: Mapping[str, Plan],
     ) -> GraphPlan:
-        values = managed_values(self._all(graphs), self._state_values(graphs))
+        values = self._with_homes(graphs, placement)
         target = target_for(captured, placement, values, self._target)
         known = self._plans.get(captured.name)
         if known is not None and (known.captured, known.target) == (captured, target):
@@ -284,7 +304,8 @@ class Planner:
     def _choose(self, graphs: Mapping[str, Schedule]) -> tuple[Placement, Mapping[str, Plan]]:
         """Place all values; if states that are only expected have no room, without them.
 
-        Where times are known, the plans that were compared for it come with the placement.
+        Masters are certain.  Where times are known, the plans that were compared for it come
+        with the placement.
         """
         states = self._state_values(graphs)
         self._check_host(graphs)
@@ -293,10 +314,11 @@ class Planner:
         except DoesNotFit as error:
             if self._states:
                 raise self._budget_error(error, graphs, states) from None
+        masters = self._state_values(graphs, ())
         try:
-            return self._chosen(graphs, ())
+            return self._chosen(graphs, masters)
         except DoesNotFit as error:
-            raise self._budget_error(error, graphs, ()) from None
+            raise self._budget_error(error, graphs, masters) from None
 
     def _chosen(
         self, graphs: Mapping[str, Schedule], states: tuple[Value, ...]
@@ -304,7 +326,7 @@ class Planner:
         timed = self._timing.of_graphs(graphs, self._target)
         if timed is None:
             return place(self._all(graphs), states, self._options.place, self._target), {}
-        model = Model(in_order(graphs.values()), states, self._options.place)
+        model = Model(in_order(graphs.values()), states, self._options.place, (self._update,))
         choice = choose(model, timed, self._timing.pipelines(self._pipeline))
         return Placement(choice.best.placement.homes, choice.verdicts), choice.best.plans
 
@@ -344,29 +366,14 @@ class Planner:
         target = replace(self._target, reserved_bytes=0)
         least = smallest_for_model(self._all(graphs), states, options.place, target)
         assert options.device_budget is not None, "without a budget everything fits"
+        smallest_bytes = budget_beside(least.bytes) if options.nvme_dir else least.bytes
         return BudgetError(
             option="device_budget",
             budget_bytes=options.device_budget,
-            smallest_bytes=self._with_io(least.bytes),
+            smallest_bytes=smallest_bytes,
             step=f"{least.schedule}: {least.kernel}",
             values=tuple((each.name, each.nbytes) for each in least.values),
         )
-
-    def _with_io(self, nbytes: int) -> int:
-        """Return the least budget that leaves ``nbytes`` beside the I/O buffers it implies."""
-        if self._options.nvme_dir is None:
-            return nbytes
-        budget = nbytes
-        while budget - NUM_IO_BUFFERS * _io_block_bytes(budget) < nbytes:
-            budget = nbytes + NUM_IO_BUFFERS * _io_block_bytes(budget)
-        return budget
-
-
-def _io_block_bytes(budget: int | None) -> int:
-    if budget is None:
-        return MAX_IO_BLOCK_BYTES
-    pages = budget // IO_FRACTION // PAGE_BYTES
-    return min(max(pages, 1) * PAGE_BYTES, MAX_IO_BLOCK_BYTES)
 
 
 def _lasting(graphs: Iterable[Schedule]) -> list[Value]:

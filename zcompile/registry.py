@@ -15,17 +15,21 @@ class Registry:
         self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._parameters: dict[str, weakref.ref[Tensor]] = {}
 
-    def add(self, name: str, parameter: Tensor) -> None:
+    def add(self, name: str, parameter: Tensor) -> bool:
         """Call ``parameter`` by ``name``; a later parameter of that name takes its place.
+
+        Return whether that is new.
 
         One that is called by several names, such as a weight that was tied and is not any
         more, has the last of them.
         """
         known = self._parameters.get(name)
-        if known is None or known() is not parameter or self.name_of(parameter) != name:
+        new = known is None or known() is not parameter or self.name_of(parameter) != name
+        if new:
             reference = weakref.ref(parameter)
             self._names[id(parameter)] = (reference, name)
             self._parameters[name] = reference
+        return new
 
     def name_of(self, parameter: Tensor) -> str | None:
         """Return what ``parameter`` is called, or ``None`` if it is none of ours."""

@@ -24,10 +24,12 @@ from zcompile.graphs import Graph, Planned
 from zcompile.hooks import weak_hook
 from zcompile.ir import Fetch, Offload, Schedule, Target, Tier
 from zcompile.leaving import Leaving
+from zcompile.optim.native import check_there
 from zcompile.optim.takeover import Takeover
 from zcompile.options import Options
 from zcompile.passes.placement import Placement
 from zcompile.planner import Planner
+from zcompile.precision import Precision
 from zcompile.registry import Registry
 from zcompile.runtime import libc
 from zcompile.runtime.adoption import LeftAlone
@@ -65,6 +67,7 @@ class Session:
         make_executor: MakeExecutor = CpuExecutor,
         all_sessions: Callable[[], Iterable[Session]] = tuple,
     ) -> None:
+        check_there(options.precision)
         self.options = options
         self.choice = choose(FileIO(options.io))
         """How files are read and written, and why not better."""
@@ -98,6 +101,7 @@ class Session:
             stale = self.planner.announce(
                 [each.schedule(None, lenient=lenient) for each in new],
                 {each.name: each.captured.costs for each in new},
+                {name: size for each in new for name, size in each.itemsizes.items()},
             )
             for name in stale:
                 del self._fitting[name]
@@ -195,6 +199,13 @@ class Session:
                 self._takeover = Takeover(self)
             return self._machine
 
+    @property
+    def takeover(self) -> Takeover:
+        """What updates the parameters, made together with the machine."""
+        assert self.machine is self._machine
+        assert self._takeover is not None
+        return self._takeover
+
     def _open(self) -> Machine:
         if self.options.device_budget is not None:
             share = self.options.device_budget // RETAINED_FRACTION
@@ -211,6 +222,11 @@ class Session:
             self._make_executor,
             device_budget=self.options.device_budget,
         )
+
+    @property
+    def precision(self) -> Precision:
+        """How parameters and their states are to be kept."""
+        return self.options.precision
 
     def name_of(self, parameter: Tensor) -> str | None:
         """Return what ``parameter`` is called in the schedules; ``None`` if it is another's.
@@ -238,6 +254,11 @@ class Session:
         with self._lock:
             parameter, _, state = value.rpartition(":")
             return self.planner.observe_state(parameter, state)
+
+    def expect_states(self, states: Iterable[str]) -> None:
+        """Take note of the states that an optimizer is about to make."""
+        with self._lock:
+            self.planner.expect_states(states)
 
     def overflow_tier(self) -> Tier:
         """Return where states go that no placement knows."""
@@ -280,12 +301,13 @@ class Session:
         """Bring the parameters of a call to the homes that the placement gives them."""
         placement = self.planner.placement
         managed = graph.managed(args)
-        for name, parameter in managed.items():
-            self.registry.add(name, parameter)
+        newcomers = [self.registry.add(name, parameter) for name, parameter in managed.items()]
         if any(self._strays(each, placement.homes[name]) for name, each in managed.items()):
             self._adopt(managed, placement)
             if self._takeover is not None:
                 self._takeover.meet()
+        elif any(newcomers) and not self.precision.plain:
+            self.takeover.meet()
         if self._machine is not None:
             for parameter in managed.values():
                 self._gradients.add(parameter)

@@ -42,6 +42,8 @@ enum {
     ZINF_OPTIM_CHECK_FINITE = 256, // change nothing if any gradient is not finite
     ZINF_OPTIM_STOCHASTIC = 512,   // round what is stored in bf16 or 8 bits stochastically
     ZINF_OPTIM_ROUND_TWICE = 1024, // a product is rounded before it is added, as without FMA
+    ZINF_OPTIM_FOLLOW = 2048,      // the parameter first takes what `out` has where that is not
+                                   // the parameter, rounded
 };
 
 #define ZINF_OPTIM_MAX_STATES 3
@@ -51,7 +53,7 @@ enum {
 // says with `first` where it begins, for 8-bit states and stochastic rounding at a whole block.
 typedef struct zinf_optim_tensor {
     void* param;
-    void* grad;  // written only if it is divided
+    void* grad;  // written only if it is divided and in fp32
     void* state[ZINF_OPTIM_MAX_STATES];
     float* scale[ZINF_OPTIM_MAX_STATES];  // of 8-bit states: one for each block
     void* out;              // copy of the parameter in a shorter type
@@ -74,7 +76,7 @@ typedef struct zinf_optim_call {
     int32_t grad_type;   // FP32, BF16 or FP16
     int32_t state_type[ZINF_OPTIM_MAX_STATES];  // NONE, FP32, BF16 or Q8
     int32_t out_type;    // NONE, BF16 or FP16
-    float grad_divisor;  // fp32 gradients are divided by this, and written back
+    float grad_divisor;  // gradients are divided by this; those in fp32 are written back
     float grad_factor;   // gradients are multiplied by this,
     float clip_factor;   // then by this
     float weight_decay;  // PENALTY

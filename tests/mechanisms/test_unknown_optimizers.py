@@ -72,13 +72,11 @@ class Nested(Optimizer):
 OPTIMIZERS: dict[str, Make] = {
     "adadelta": optim.Adadelta,
     "adafactor": partial(optim.Adafactor, lr=1e-2),
-    "adagrad": optim.Adagrad,
     "adamax": optim.Adamax,
     "asgd": optim.ASGD,
     "muon": optim.Muon,
     "nadam": optim.NAdam,
     "radam": optim.RAdam,
-    "rmsprop": partial(optim.RMSprop, momentum=0.9, centered=True),
     "rprop": optim.Rprop,
     "flat": Flat,
     "nested": Nested,
@@ -150,8 +148,7 @@ def test_the_history_of_lbfgs_comes_home(swap_dir: Path) -> None:
 def test_states_made_before_the_first_call_come_home_with_it(swap_dir: Path) -> None:
     backend, model = Backend(), made(two)
     call, optimizer = in_file(model, swap_dir, backend), optim.Adagrad(model.parameters())
-    with pytest.warns(UserWarning, match=f"Adagrad {TOLD}"):
-        call(x_of(0))
+    call(x_of(0))
     (session,) = backend.sessions(model)
     check_in_file(session, large_states(optimizer))
 

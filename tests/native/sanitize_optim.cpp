@@ -100,13 +100,14 @@ int main() {
                                 {ZINF_TYPE_BF16, ZINF_TYPE_BF16, ZINF_TYPE_NONE},
                                 {ZINF_TYPE_FP16, ZINF_TYPE_FP16, ZINF_TYPE_NONE}};
     for (int32_t kind = ZINF_OPTIM_ADAM; kind <= ZINF_OPTIM_LION; ++kind) {
-        for (int32_t flags = 0; flags < 2 * ZINF_OPTIM_ROUND_TWICE; flags += 101) {
+        for (int32_t flags = 0; flags < 2 * ZINF_OPTIM_FOLLOW; flags += 203) {
             zinf_optim_call call{};
             call.kind = kind;
             call.flags = flags;
             const auto& type = types[random() % 5];
             call.param_type = type[0], call.grad_type = type[1], call.out_type = type[2];
-            call.grad_divisor = 1.0f;
+            if (call.out_type == ZINF_TYPE_NONE) call.flags &= ~ZINF_OPTIM_FOLLOW;
+            call.grad_divisor = random() % 2 ? 3.0f : 1.0f;
             call.grad_factor = random() % 2 ? 0.5f : 1.0f;
             call.clip_factor = random() % 2 ? 0.5f : 1.0f;
             call.decay = call.beta1 = call.beta2 = call.momentum = 0.9f;

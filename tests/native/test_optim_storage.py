@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.native.optim_cases import State, different, item, made
 from tests.native.optim_storage import decoded, encoded, grid, philox, random_bits, to_bf16
-from zcompile.runtime.native import Native
+from zcompile.runtime.native import Native, NativeError
 from zcompile.runtime.native_optim import BLOCK, Flag, Item, Optimizers, batch, new_state
 from zcompile.runtime.optim_formulas import Adam, Lion, Sgd
 
@@ -59,6 +59,41 @@ def test_gradients_parameters_and_copies_of_every_type(
                 assert different(ours, theirs) == 0
             assert same_values(param, wanted.param.to(dtype))
             assert out is None or same_values(out, wanted.param.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_master_takes_what_was_changed_in_its_copy(native: Native, dtype: torch.dtype) -> None:
+    formula = ADAM.formula().with_flags(Flag.FOLLOW)
+    for isa in native.isas.values():
+        for numel in SIZES:
+            state = made(numel, 4)
+            out = state.param.to(dtype)
+            other = torch.randn(numel).to(dtype)
+            changed = (torch.arange(numel) % 3 == 1) & (other != out)
+            out[changed] = other[changed]
+            wanted = state.clone()
+            wanted.param = torch.where(changed, out.float(), state.param)
+            plain_update(native, wanted)
+            one = replace(item(ADAM, state), out=out)
+            assert Optimizers(native).step(formula, batch([one]), isa=isa)
+            for ours, theirs in zip(state.tensors(), wanted.tensors(), strict=True):
+                assert different(ours, theirs) == 0
+            assert same_values(out, wanted.param.to(dtype))
+    with pytest.raises(NativeError):
+        Optimizers(native).step(formula, batch([item(ADAM, made(7, 4))]))
+
+
+def test_short_gradients_are_divided_and_not_written(native: Native) -> None:
+    for numel in SIZES:
+        state = made(numel, 5)
+        short, wanted = state.grad.bfloat16(), state.clone()
+        wanted.grad = short.float() / 3.0
+        plain_update(native, wanted)
+        one = replace(item(ADAM, state), grad=short)
+        before = short.clone()
+        assert Optimizers(native).step(replace(ADAM.formula(), grad_divisor=3.0), batch([one]))
+        assert torch.equal(short, before)
+        assert different(state.param, wanted.param) == 0
 
 
 def same_values(one: Tensor, other: Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from zcompile.ir import Schedule, Target, Tier
 from zcompile.optim import Takeover
 from zcompile.passes.pipeline import PIPELINE, run_within_budget
+from zcompile.precision import Precision
 from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.folder import RunFolder
@@ -49,7 +50,9 @@ class SmallSession:
         window_bytes: int | None = WINDOW_BYTES,
         calls: Syscalls | None = None,
         make_executor: MakeExecutor = CpuExecutor,
+        precision: Precision | None = None,
     ) -> None:
+        self.precision = precision or Precision()
         self.parameters = dict(parameters)
         self.placement = placement
         self.plans: list[Schedule] = []
@@ -77,6 +80,9 @@ class SmallSession:
 
     def tier_of(self, value: str) -> Tier:
         return self.placement(value)
+
+    def expect_states(self, states: Iterable[str]) -> None:
+        del states
 
     def overflow_tier(self) -> Tier:
         return Tier.NVME

@@ -16,12 +16,17 @@ def member(
     group: int = 0,
     *,
     itemsize: int = 4,
+    widest: int | None = None,
     temporaries: int = 2,
     tails_differ: bool = False,
     threads: int = 1,
 ) -> Member:
     names = ("w", "w:grad", "w:exp_avg", "w:exp_avg_sq")
-    parts = tuple(Part(name, Role.STATE, Tier.NVME, written=True) for name in names)
+    sizes = (itemsize, itemsize, widest or itemsize, widest or itemsize)
+    parts = tuple(
+        Part(name, Role.STATE, Tier.NVME, size, written=True)
+        for name, size in zip(names, sizes, strict=True)
+    )
     return Member(parts, group, numel, itemsize, temporaries, tails_differ, threads)
 
 
@@ -34,6 +39,7 @@ def members(draw: st.DrawFn) -> list[Member]:
             draw(st.integers(1, 300_000)),
             group,
             itemsize=draw(st.sampled_from([2, 4, 8])),
+            widest=draw(st.sampled_from([None, 2, 4])),
             temporaries=draw(st.integers(0, 3)),
             tails_differ=draw(st.booleans()),
             threads=threads,
@@ -77,7 +83,7 @@ def test_buckets_keep_the_window_unless_a_piece_cannot_be_smaller(
         if sum(members[piece.member].cost_bytes(piece.numel) for piece in pieces) > window_bytes:
             (piece,) = pieces
             each = members[piece.member]
-            assert piece.numel * each.itemsize <= PAGE_BYTES or not each.can_be_cut
+            assert piece.numel <= each.page_numel or not each.can_be_cut
 
 
 @given(members(), WINDOWS)
@@ -86,7 +92,7 @@ def test_cuts_are_where_no_tail_is(members: list[Member], window_bytes: int) -> 
         for span in (span for call in bucket.calls for span in call):
             piece = bucket.pieces[span.piece]
             each = members[piece.member]
-            assert piece.start * each.itemsize % PAGE_BYTES == 0
+            assert all(each_part.nbytes(piece.start) % PAGE_BYTES == 0 for each_part in each.parts)
             assert (piece.start + span.start) % LANES == 0
             if each.tails_differ and each.threads > 1:
                 assert span.stop - span.start in range(GRAIN) or not each.can_be_cut

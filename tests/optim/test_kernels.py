@@ -15,10 +15,15 @@ from torch.utils._pytree import tree_leaves
 
 from zcompile.ir import Role, Tier
 from zcompile.optim.chunks import GRAIN, Member, Part, buckets
-from zcompile.optim.rules import AdamRule, Operands, Rule, Scaling, SgdRule
+from zcompile.optim.lion import LionRule
+from zcompile.optim.rule import Operands, Rule, Scaling
+from zcompile.optim.rules import AdamRule, SgdRule
+from zcompile.optim.square_rules import AdagradRule, RmsPropRule
 
 PATHS: tuple[dict[str, bool], ...] = ({}, {"foreach": True}, {"fused": True})
 FLAGS = (False, True)
+SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg")
+"""States that are not negative."""
 
 
 def adam_groups() -> Iterator[dict[str, Any]]:
@@ -67,9 +72,37 @@ def sgd_groups() -> Iterator[dict[str, Any]]:
         )
 
 
+def adagrad_groups() -> Iterator[dict[str, Any]]:
+    usual: dict[str, Any] = {"lr": 1.37e-2, "lr_decay": 0.1, "eps": 1e-10}
+    usual |= {"differentiable": False}
+    usual |= {"foreach": None, "fused": None}
+    for path, maximize, decay in product(PATHS, FLAGS, (0, 0.013)):
+        yield usual | path | {"maximize": maximize, "weight_decay": decay}
+    yield usual | {"lr": torch.tensor(1.37e-2), "maximize": False, "weight_decay": 0}
+
+
+def rmsprop_groups() -> Iterator[dict[str, Any]]:
+    usual = {"lr": 1.37e-2, "alpha": 0.99, "eps": 1e-8, "fused": None, "foreach": None}
+    usual |= {"differentiable": False, "capturable": False}
+    for path, maximize, decay, momentum, centered in product(
+        PATHS[:2], FLAGS, FLAGS, (0, 0.9), FLAGS
+    ):
+        decays = {"maximize": maximize, "weight_decay": 0.013 if decay else 0}
+        yield usual | path | decays | {"momentum": momentum, "centered": centered}
+
+
+def lion_groups() -> Iterator[dict[str, Any]]:
+    usual = {"lr": 1.37e-3, "betas": (0.9, 0.99), "fused": None, "foreach": None}
+    for maximize, decay in product(FLAGS, (0, 0.013)):
+        yield usual | {"maximize": maximize, "weight_decay": decay}
+
+
 CASES: Sequence[tuple[Rule, Sequence[dict[str, Any]]]] = (
     (AdamRule(), tuple(adam_groups())),
     (SgdRule(), tuple(sgd_groups())),
+    (AdagradRule(), tuple(adagrad_groups())),
+    (RmsPropRule(), tuple(rmsprop_groups())),
+    (LionRule(), tuple(lion_groups())),
 )
 
 
@@ -82,7 +115,9 @@ def operands(
         tensor = torch.randn(numel, generator=random) * scale
         return (tensor.abs() + 1e-8 if positive else tensor).to(dtype)
 
-    states = {name: made(1e-3, positive=name.endswith("_sq")) for name in rule.state_names(group)}
+    states = {name: made(1e-3, positive=name in SQUARES) for name in rule.state_names(group)}
+    if "grad_avg" in states:  # a variance is not negative
+        states["square_avg"] += states["grad_avg"].square() * 1.1
     if first:
         states = {name: state.zero_() for name, state in states.items()}
     step = torch.tensor(0.0 if first else 4.0) if rule.counts_steps else None
@@ -91,7 +126,7 @@ def operands(
 
 def member(rule: Rule, group: dict[str, Any], of: Operands) -> Member:
     return Member(
-        parts=(Part("w", Role.PARAMETER, Tier.NVME, written=True),),
+        parts=(Part("w", Role.PARAMETER, Tier.NVME, of.param.itemsize, written=True),),
         group=0,
         numel=of.param.numel(),
         itemsize=of.param.itemsize,
@@ -149,7 +184,9 @@ def check_pieces(
 
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-RULES = pytest.mark.parametrize(("rule", "groups"), CASES, ids=["adam", "sgd"])
+RULES = pytest.mark.parametrize(
+    ("rule", "groups"), CASES, ids=["adam", "sgd", "adagrad", "rmsprop", "lion"]
+)
 
 
 @RULES

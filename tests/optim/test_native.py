@@ -16,7 +16,8 @@ from tests.optim.twins import Make, Twins
 from zcompile.ir import Tier
 from zcompile.optim.chunks import GRAIN, buckets
 from zcompile.optim.native import NativeKernels
-from zcompile.optim.rules import AdamRule, Operands, Rule, Scaling
+from zcompile.optim.rule import Operands, Rule, Scaling
+from zcompile.optim.rules import AdamRule
 
 OPTIMIZERS: dict[str, Make] = {
     "adamw": partial(AdamW, lr=1e-2),
@@ -117,7 +118,7 @@ def test_what_rounds_differently_is_left_to_torch(kernels: NativeKernels) -> Non
             super().run(group, scaling, operands)
             operands[0].param.add_(operands[0].states["exp_avg"], alpha=1e-9)
 
-    (_, groups), _ = CASES
+    _, groups = CASES[0]
     fresh = NativeKernels.load()
     assert fresh is not None
     assert fresh.arithmetic(OtherRule(), groups[0], Scaling(), torch.float32, first=False) is None

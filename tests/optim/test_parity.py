@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import Parameter
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from tests.optim.small_session import Placement, all_on, mixed, parameters, session
 from tests.optim.twins import Make, Twins
 from zcompile.ir import Tier
+from zcompile.optim.lion import Lion
 from zcompile.runtime.fuzz import FuzzExecutor
 
 PLACEMENTS: dict[str, tuple[Placement, int]] = {
@@ -40,6 +41,12 @@ OPTIMIZERS: dict[str, Make] = {
     "sgd-momentum": partial(SGD, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01),
     "sgd-nesterov-foreach": partial(SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
     "sgd-fused": partial(SGD, lr=0.1, momentum=0.9, nesterov=True, fused=True, maximize=True),
+    "adagrad": partial(Adagrad, lr=0.1, lr_decay=0.1, initial_accumulator_value=0.2),
+    "adagrad-fused": partial(Adagrad, lr=0.1, weight_decay=0.01, fused=True),
+    "adagrad-foreach": partial(Adagrad, lr=0.1, foreach=True, maximize=True),
+    "rmsprop": partial(RMSprop, lr=1e-2, weight_decay=0.01),
+    "rmsprop-foreach": partial(RMSprop, lr=1e-2, foreach=True, momentum=0.9, centered=True),
+    "lion": partial(Lion, lr=1e-2, weight_decay=0.1),
     "sgd-tensor-lr": lambda params: SGD(params, lr=torch.tensor(0.1), momentum=0.9),
 }
 
@@ -71,7 +78,13 @@ def test_every_bit_is_plain_when_copies_are_late_and_memory_is_spoilt(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", ["adamw", "adam-l2-maximize", "adamw-fused", "sgd-momentum"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("adamw", "adam-l2-maximize", "adamw-fused", "sgd-momentum"),
+        *("adagrad", "adagrad-fused", "rmsprop", "rmsprop-foreach", "lion"),
+    ],
+)
 def test_every_bit_is_plain_in_other_types(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     with session(tmp_path, parameters(dtype), all_on(Tier.NVME)) as own:
         twins = Twins.of(own, parameters(dtype), OPTIMIZERS[name])
@@ -104,7 +117,7 @@ def in_groups(kind: Callable[..., Optimizer]) -> Make:
     return make
 
 
-@pytest.mark.parametrize("kind", [AdamW, SGD])
+@pytest.mark.parametrize("kind", [AdamW, SGD, Adagrad, RMSprop, Lion])
 def test_groups_and_schedulers(tmp_path: Path, kind: Callable[..., Optimizer]) -> None:
     with session(tmp_path, parameters(), mixed) as own:
         twins = Twins.of(own, parameters(), in_groups(kind))

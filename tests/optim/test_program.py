@@ -29,9 +29,9 @@ def member(
 
     return Member(
         parts=(
-            Part(name, Role.PARAMETER, home("param"), written=True),
-            Part(f"{name}:grad", Role.GRADIENT, home("grad"), written=False),
-            Part(f"{name}:exp_avg", Role.STATE, home("exp_avg"), written=True, made=first),
+            Part(name, Role.PARAMETER, home("param"), 4, written=True),
+            Part(f"{name}:grad", Role.GRADIENT, home("grad"), 4, written=False),
+            Part(f"{name}:exp_avg", Role.STATE, home("exp_avg"), 4, written=True, made=first),
         ),
         group=group,
         numel=numel,

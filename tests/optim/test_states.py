@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import SGD, Adagrad, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adadelta, AdamW, NAdam, Optimizer
 
 from tests.optim import twins as twins_module
 from tests.optim.small_session import SmallSession, all_on, gradients, mixed, parameters, session
@@ -133,8 +133,8 @@ class OwnAdamW(AdamW):
 
 
 FOREIGN: dict[str, Make] = {
-    "rmsprop": partial(RMSprop, lr=1e-3, momentum=0.5),
-    "adagrad": partial(Adagrad, lr=1e-2),
+    "nadam": partial(NAdam, lr=1e-3),
+    "adadelta": partial(Adadelta, lr=1e-2),
     "subclass": partial(OwnAdamW, lr=1e-2),
 }
 
@@ -164,5 +164,5 @@ def test_foreign_optimizers_run_on_the_homes(tmp_path: Path, make: Make) -> None
 def test_nothing_is_said_of_states_that_stay_on_the_device(tmp_path: Path) -> None:
     with session(tmp_path, parameters(), all_on(Tier.DEVICE)) as own, warnings.catch_warnings():
         warnings.simplefilter("error")
-        twins = Twins.of(own, parameters(), FOREIGN["rmsprop"])
+        twins = Twins.of(own, parameters(), FOREIGN["nadam"])
         twins.step(0)

@@ -13,7 +13,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from zcompile.doctor.finding import Finding, Section
 from zcompile.optim.native import NativeKernels
-from zcompile.optim.rules import Scaling, rule_of
+from zcompile.optim.rule import Scaling
+from zcompile.optim.rules import rule_of
 
 _OPTIMIZERS = Section("optimizers")
 _LOOPS: tuple[Mapping[str, bool], ...] = ({}, {"foreach": True}, {"fused": True})

@@ -50,29 +50,40 @@ SERIAL_NUMEL = GRAIN - 2048
 class Part:
     """One tensor that the update of a parameter touches: itself, its gradient or a state.
 
-    ``made`` says that it does not exist before the update: it begins as zeros.
+    It has an item of ``itemsize`` bytes for each ``per`` elements.  ``made`` says that it does
+    not exist before the update: it begins as zeros.
     """
 
     name: str
     role: Role
     home: Tier
+    itemsize: int
     written: bool
     made: bool = False
+    per: int = 1
 
     @property
     def away(self) -> bool:
         """Whether its pieces have to travel."""
         return self.home is not Tier.DEVICE
 
+    def nbytes(self, numel: int) -> int:
+        """Return the bytes of ``numel`` elements."""
+        return self.num_items(numel) * self.itemsize
+
+    def num_items(self, numel: int) -> int:
+        """Return how many items ``numel`` elements have."""
+        return -(-numel // self.per)
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """One parameter to be updated, as far as planning needs to know it.
 
-    Its ``parts`` are alike: ``numel`` elements of ``itemsize`` bytes.  Members of different
-    ``group`` never meet in a bucket.  Its kernels hold ``temporaries`` more tensors of the
-    size that a call works on.  ``tails_differ`` says that scalar and vector code disagree
-    within the share of each of torch's ``threads``.
+    Its ``parts`` have ``numel`` elements each.  Members of different ``group`` never meet in a
+    bucket.  Its kernels compute with numbers of ``itemsize`` bytes, and hold ``temporaries``
+    more tensors of them, of the size that a call works on.  ``tails_differ`` says that scalar
+    and vector code disagree within the share of each of torch's ``threads``.
     """
 
     parts: tuple[Part, ...]
@@ -101,9 +112,14 @@ class Member:
 
     def cost_bytes(self, numel: int) -> int:
         """Return the device bytes that the update of ``numel`` elements needs."""
-        num_away = sum(part.away for part in self.parts)
+        travelling = sum(page_aligned(part.nbytes(numel)) for part in self.parts if part.away)
         in_call = min(numel, self.call_numel) * self.itemsize
-        return num_away * page_aligned(numel * self.itemsize) + self.temporaries * in_call
+        return travelling + self.temporaries * in_call
+
+    @property
+    def page_numel(self) -> int:
+        """The least number of elements that are whole pages of every part, scales aside."""
+        return PAGE_BYTES // min(part.itemsize for part in self.parts if part.per == 1)
 
     @property
     def smallest_bytes(self) -> int:
@@ -173,7 +189,7 @@ def buckets(members: Sequence[Member], window_bytes: int) -> tuple[Bucket, ...]:
 def cut(member: Member, window_bytes: int) -> Iterator[tuple[int, int]]:
     """Yield ``(start, stop)`` of the pieces of ``member``, the whole if it need not be cut."""
     numel = member.numel
-    page_numel = PAGE_BYTES // member.itemsize
+    page_numel = member.page_numel
     num_pieces = max(1, ceil(member.cost_bytes(numel) / max(window_bytes, 1)))
     piece_numel = ceil(ceil(numel / num_pieces) / page_numel) * page_numel
     while piece_numel > page_numel and member.cost_bytes(piece_numel) > window_bytes:

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from zcompile.optim.host import Host
-from zcompile.optim.rules import Group, Rule, Scaling
+from zcompile.optim.rule import Group, Rule, Scaling
+from zcompile.optim.storage import Storage
+from zcompile.precision import MASTER
 from zcompile.runtime.buffer import span
 
 
@@ -19,8 +21,9 @@ from zcompile.runtime.buffer import span
 class Claim:
     """One parameter that we update, with everything its update touches.
 
-    ``states`` are those of parameter size.  Before the first update there are none, and
-    ``step``, the count of updates, is ``None``.
+    ``states`` are those that ``storage`` tells of, so far as they exist.  Before the first
+    update there are none, and ``step``, the count of updates, is ``None``.  ``beginnings`` is
+    what those begin as that do not begin as zeros.
     """
 
     name: str
@@ -30,10 +33,26 @@ class Claim:
     group_index: int
     states: dict[str, Tensor]
     step: Tensor | None
+    storage: Storage
+    beginnings: Mapping[str, float]
+
+    @property
+    def first(self) -> bool:
+        """Whether the optimizer's states do not exist yet."""
+        return any(kind not in self.states for kind in self.storage.own_kinds)
+
+    def beginning(self, kind: str, num_items: int) -> Tensor:
+        """Return ``num_items`` of a state of ``kind`` that does not exist yet."""
+        value = self.beginnings.get(kind, 0.0)
+        dtype = self.storage.dtype_of(kind)
+        return torch.full((num_items,), value, dtype=dtype, device="cpu")
 
     def count(self, rule: Rule) -> Tensor | None:
-        """Return a copy of the count of updates, as torch makes it if there is none yet."""
-        if not rule.counts_steps:
+        """Return a copy of the count of updates, as torch makes it if there is none yet.
+
+        Stochastic rounding counts where torch does not: random numbers depend on it.
+        """
+        if not rule.counts_steps and not self.storage.stochastic:
             return None
         if self.step is not None:
             return self.step.clone()
@@ -59,32 +78,91 @@ def claims_of(optimizer: Optimizer, rule: Rule, host: Host) -> tuple[Claim, ...]
     return tuple(claim for claim in found if id(claim.param) not in shared)
 
 
+def check_all_updated(
+    optimizer: Optimizer, rule: Rule | None, host: Host, claims: Iterable[Claim]
+) -> None:
+    """Raise ``ValueError`` if torch's own step would update what is not kept in torch's way.
+
+    ``claims`` are what we update; without a ``rule`` we can update nothing.
+    """
+    if host.precision.plain:
+        return
+    ours = {id(claim.param) for claim in claims}
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            name = host.name_of(param)
+            if name is None or param.grad is None or id(param) in ours:
+                continue
+            names = () if rule is None else rule.state_names(group)
+            storage = Storage.of(host.precision, param.dtype, names)
+            if not storage.plain:
+                raise ValueError(_refusal(optimizer, name, param, group, rule, storage))
+
+
+def _refusal(
+    optimizer: Optimizer,
+    name: str,
+    param: Tensor,
+    group: Group,
+    rule: Rule | None,
+    storage: Storage,
+) -> str:
+    asked = ", ".join(storage.precision.asked)
+    kind = type(optimizer)
+    if rule is None:
+        reason = f"{kind.__module__}.{kind.__qualname__} is updated by its own step"
+    elif why := rule.refusal(group, storage.computed_in) or storage.refusal:
+        reason = why
+    elif storage.needs_native and rule.options(group, first=False) is None:
+        reason = "a tensor as learning rate or coefficient needs fused=True"
+    else:
+        reason = (
+            "it needs dense memory of its own, a gradient of its layout and the states of its "
+            "optimizer"
+        )
+    return (
+        f"{asked}: the update of {name} ({param.dtype}) cannot be made so: {reason}; change that, "
+        "or leave the option out; nothing has been changed"
+    )
+
+
 def _candidates(optimizer: Optimizer, rule: Rule, host: Host) -> Iterator[Claim]:
     scaling = Scaling.of(optimizer)
-    if rule.counts_steps and _any_sparse(optimizer):
+    refused = any(rule.refuses_sparse(group) for group in optimizer.param_groups)
+    if refused and _any_sparse(optimizer):
         return  # torch refuses before it changes anything; so nothing may have changed by us
     for index, group in enumerate(optimizer.param_groups):
         if scaling.used and not rule.fused(group):
             continue  # torch refuses
         for param in group["params"]:
             name = host.name_of(param)
-            if name is None or not _updatable(param, rule, group):
+            if name is None:
                 continue
+            storage = Storage.of(host.precision, param.dtype, rule.state_names(group))
             state = optimizer.state.get(param, {})
-            kinds = rule.state_names(group)
-            states = {kind: state[kind] for kind in kinds if state.get(kind) is not None}
-            if _complete(rule, kinds, state, states, param):
-                step = state.get("step") if rule.counts_steps else None
-                yield Claim(name, param, param.grad, group, index, states, step)
+            states = {kind: state[kind] for kind in storage.kept if state.get(kind) is not None}
+            if _updatable(param, rule, group, storage) and _complete(
+                rule, storage, state, states, param
+            ):
+                step = state.get("step") if rule.counts_steps or storage.stochastic else None
+                begin = _beginnings(rule, optimizer, storage)
+                yield Claim(name, param, param.grad, group, index, states, step, storage, begin)
 
 
-def _updatable(param: Tensor, rule: Rule, group: Group) -> bool:
+def _beginnings(rule: Rule, optimizer: Optimizer, storage: Storage) -> dict[str, float]:
+    initial = {kind: rule.initial(optimizer.defaults, kind) for kind in storage.own_kinds}
+    return {kind: value for kind, value in initial.items() if value}
+
+
+def _updatable(param: Tensor, rule: Rule, group: Group, storage: Storage) -> bool:
     grad = param.grad
     return (
         grad is not None
         and _plain(param)
-        and _alike(grad, param)
-        and rule.refusal(group, param.dtype) is None
+        and _alike(grad, param, param.dtype)
+        and rule.refusal(group, storage.computed_in) is None
+        and storage.refusal is None
+        and not (storage.needs_native and rule.options(group, first=False) is None)
     )
 
 
@@ -120,17 +198,23 @@ def _dense(tensor: Tensor) -> bool:
     return True
 
 
-def _alike(tensor: Tensor, param: Tensor) -> bool:
-    """Return whether ``tensor`` lies as ``param`` does, element for element."""
+def _alike(
+    tensor: Tensor,
+    param: Tensor,
+    dtype: torch.dtype,
+    layout: tuple[Sequence[int], Sequence[int]] | None = None,
+) -> bool:
+    """Return whether ``tensor``, of ``dtype``, lies as ``param`` does, or as in ``layout``."""
+    shape, strides = layout or (param.shape, param.stride())
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.device == param.device
         and tensor.layout is torch.strided
-        and tensor.dtype is param.dtype
-        and tensor.shape == param.shape
+        and tensor.dtype is dtype
+        and tensor.shape == torch.Size(shape)
         and all(
             size == 1 or ours == theirs
-            for size, ours, theirs in zip(param.shape, tensor.stride(), param.stride(), strict=True)
+            for size, ours, theirs in zip(shape, tensor.stride(), strides, strict=True)
         )
         and not tensor.is_neg()
     )
@@ -138,17 +222,29 @@ def _alike(tensor: Tensor, param: Tensor) -> bool:
 
 def _complete(
     rule: Rule,
-    kinds: Sequence[str],
+    storage: Storage,
     state: Mapping[str, object],
     states: Mapping[str, Tensor],
     param: Tensor,
 ) -> bool:
-    """Return whether the states are what torch would have made: all of them, or none yet."""
-    if not all(_alike(tensor, param) for tensor in states.values()):
-        return False
-    if not rule.counts_steps or not state:
+    """Return whether the states are what torch would have made: all of them, or none yet.
+
+    There may be a master without states, and states of torch's without a master.
+    """
+    for kind, tensor in states.items():
+        if not _alike(tensor, param, storage.dtype_of(kind), storage.layout_of(kind, param)):
+            return False
+    if not rule.counts_steps or not state.keys() - {MASTER}:
         return True
-    return len(states) == len(kinds) and isinstance(state.get("step"), Tensor)
+    own = [kind in states for kind in storage.own_kinds]
+    begun = all(own) or (not any(own) and unused(state))
+    return begun and isinstance(state.get("step"), Tensor)
+
+
+def unused(state: Mapping[str, object]) -> bool:
+    """Return whether torch made ``state`` before the first step, and nothing has used it yet."""
+    step = state.get("step")
+    return isinstance(step, Tensor) and step.item() == 0
 
 
 class _Stretch(NamedTuple):

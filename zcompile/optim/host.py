@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from torch import Tensor
 
 from zcompile.ir import Schedule, Target, Tier
+from zcompile.precision import Precision
 from zcompile.runtime.machine import Machine
 
 
@@ -16,6 +18,11 @@ class Host(Protocol):
     @property
     def machine(self) -> Machine:
         """Homes, transfers and arena of the model."""
+        ...
+
+    @property
+    def precision(self) -> Precision:
+        """How parameters and their states are to be kept."""
         ...
 
     def name_of(self, parameter: Tensor) -> str | None:
@@ -30,6 +37,13 @@ class Host(Protocol):
         """Return the tier that the placement gives to ``value``, such as ``"w:exp_avg"``.
 
         Asked also for states that only a foreign optimizer has.
+        """
+        ...
+
+    def expect_states(self, states: Iterable[str]) -> None:
+        """Take note of the states, such as ``"exp_avg"``, that an optimizer is about to make.
+
+        Raises ``BudgetError`` if there is no room for all of them.
         """
         ...
 

@@ -17,15 +17,29 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from zcompile.optim.rules import Group, Operands, Options, Rule, Scaling
-from zcompile.runtime.native import Native, load
-from zcompile.runtime.native_optim import Flag, Formula, Item, Kind, Optimizers, Roots, batch
+from zcompile.optim.rule import Group, Operands, Options, Rule, Scaling
+from zcompile.optim.storage import Storage
+from zcompile.precision import SCALE, Precision
+from zcompile.runtime.native import Absent, Native, load
+from zcompile.runtime.native_optim import (
+    Batch,
+    Flag,
+    Formula,
+    Item,
+    Kind,
+    Optimizers,
+    Roots,
+    batch,
+)
 from zcompile.runtime.optim_formulas import Adam
 from zcompile.runtime.pool import Pool
 from zcompile.runtime.square_roots import mkl_roots
 
 SAMPLE_NUMEL = 4096 + 15
 """Elements that both sides update: vectors, and every length of tail below 16."""
+
+SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg"})
+"""States that are not negative."""
 
 LANES = (8, 16, 4)
 """Lengths of vectors that torch's fused kernels may have, the usual one first."""
@@ -49,6 +63,9 @@ class Arithmetic:
             return numel
         return min(max(whole_numel // self.lanes * self.lanes - start, 0), numel)
 
+
+ANY_BITS = Arithmetic(None, round_twice=False, lanes=0)
+"""What is used where there are no bits of torch's to match."""
 
 _Key = tuple[Kind, Flag, bool, bool, bool, bool]
 
@@ -78,7 +95,7 @@ class NativeKernels:
         formula = options.formula()
         fused, scaled = rule.fused(group), scaling.grad_scale is not None
         branch = abs(formula.weight1) < 0.5
-        key = formula.kind, formula.flags, branch, bool(group["foreach"]), fused, scaled
+        key = formula.kind, formula.flags, branch, bool(group.get("foreach")), fused, scaled
         if key not in self._found:
             self._found[key] = self._matching(rule, group, scaled=scaled, first=first)
         return self._found[key]
@@ -90,14 +107,31 @@ class NativeKernels:
         group: Group,
         scaling: Scaling,
         operands: Sequence[Operands],
+        storage: Storage | None = None,
     ) -> None:
-        """Do what ``rule.run`` does, to the same bits."""
+        """Do what ``run_by_torch`` does, to the same bits, or what ``storage`` asks for."""
+        for formula, tensors in self.prepared(arithmetic, rule, group, scaling, operands, storage):
+            done = self._optimizers.step(formula, tensors, self._threads())
+            assert done
+
+    def prepared(
+        self,
+        arithmetic: Arithmetic,
+        rule: Rule,
+        group: Group,
+        scaling: Scaling,
+        operands: Sequence[Operands],
+        storage: Storage | None = None,
+    ) -> list[tuple[Formula, Batch]]:
+        """Return the native calls that update ``operands``, usually one; raise their counts."""
         options = rule.options(group, first=operands[0].first)
         assert options is not None
         formula = _formula(options, arithmetic, scaling)
+        if operands[0].out is not None:
+            formula = formula.with_flags(Flag.FOLLOW)
         items = [_item(options, arithmetic, rule, group, each) for each in operands]
-        done = self._optimizers.step(formula, batch(items), self._threads())
-        assert done
+        calls = _calls(formula, items, operands, storage)
+        return [(each, batch(together)) for each, together in calls]
 
     def _threads(self) -> Pool | None:
         """Return a pool of as many threads as torch computes with."""
@@ -128,6 +162,16 @@ class NativeKernels:
         return None
 
 
+def check_there(precision: Precision) -> None:
+    """Raise ``ValueError`` if ``precision`` needs the native library and there is none."""
+    native = load()
+    if precision.needs_native and isinstance(native, Absent):
+        raise ValueError(
+            f"{', '.join(precision.asked)}: needs the native library, but {native.reason}; "
+            "have it built, or leave the option out"
+        )
+
+
 def _arithmetics(*, fused: bool) -> Iterator[Arithmetic]:
     if fused:
         for round_twice, lanes in product((False, True), LANES):
@@ -146,6 +190,25 @@ def _formula(options: Options, arithmetic: Arithmetic, scaling: Scaling) -> Form
     return formula
 
 
+def _calls(
+    formula: Formula,
+    items: Sequence[Item],
+    operands: Sequence[Operands],
+    storage: Storage | None,
+) -> Iterator[tuple[Formula, Sequence[Item]]]:
+    """Yield what goes into one call: all, but random numbers differ by the count of updates."""
+    if storage is None or not storage.stochastic:
+        yield formula, items
+        return
+    formula = replace(formula.with_flags(Flag.STOCHASTIC), seed=storage.precision.seed)
+    by_step: dict[int, list[Item]] = {}
+    for item, each in zip(items, operands, strict=True):
+        assert each.step is not None
+        by_step.setdefault(int(each.step), []).append(item)
+    for step, together in by_step.items():
+        yield replace(formula, step=step), together
+
+
 def _item(options: Options, arithmetic: Arithmetic, rule: Rule, group: Group, of: Operands) -> Item:
     """Return ``of`` as an item; raise its count of updates."""
     number = 1.0
@@ -154,10 +217,14 @@ def _item(options: Options, arithmetic: Arithmetic, rule: Rule, group: Group, of
         number = float(of.step)
     numel = of.param.numel()
     whole_numel = numel if of.whole_numel is None else of.whole_numel
+    names = rule.slots(group)
     return Item(
         of.param,
         of.grad,
-        [of.states.get(name) for name in rule.state_names(group)],
+        [None if name is None else of.states[name] for name in names],
+        scales=[None if name is None else of.states.get(name + SCALE) for name in names],
+        out=of.out,
+        stream=of.stream,
         step_size=options.step_size(number),
         denom_divisor=_divisor(options, number, fused=rule.fused(group)),
         first=of.start,
@@ -183,7 +250,9 @@ def _sample(rule: Rule, group: Group, *, first: bool) -> Operands:
     # Where the parameter is zero it becomes the step itself, to the last bit.
     param[normal() < 0.0] = 0.0
     names = rule.state_names(group)
-    states = {name: made().abs_() if name.endswith("_sq") else made() for name in names}
+    states = {name: made().abs_() if name in SQUARES else made() for name in names}
+    if "grad_avg" in states:  # a variance is not negative
+        states["square_avg"] += states["grad_avg"].square()
     if first:
         states = {name: state.zero_() for name, state in states.items()}
     step = _scalar(0.0 if first else 4.0) if rule.counts_steps else None

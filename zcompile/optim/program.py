@@ -145,11 +145,7 @@ def _names(
 
 
 def _nbytes(bucket: Bucket, members: Sequence[Member], which: Callable[[Part], bool]) -> int:
-    return sum(
-        piece.numel * members[piece.member].itemsize
-        for part, piece in _away(bucket, members)
-        if which(part)
-    )
+    return sum(part.nbytes(piece.numel) for part, piece in _away(bucket, members) if which(part))
 
 
 def _temporary_bytes(bucket: Bucket, members: Sequence[Member]) -> int:
@@ -166,7 +162,7 @@ def _values(members: Sequence[Member], streamed: Sequence[Bucket]) -> tuple[Valu
     return tuple(
         Value(
             piece_name(part, piece, members),
-            piece.numel * members[piece.member].itemsize,
+            part.nbytes(piece.numel),
             part.role,
             part.home,
         )

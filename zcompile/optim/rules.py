@@ -1,118 +1,26 @@
-"""The stock optimizers whose update we carry out, and how torch's own kernels are called.
-
-Every update is torch's functional one, on pieces of the tensors and with the flags found in
-the parameter group at that moment, so the arithmetic is torch's and so are the bits.  ``options``
-says the same to the native kernels, which stand in where they give those bits: see ``native``.
-"""
+"""The optimizers whose update we carry out, and how torch's own kernels are called."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from zcompile.optim.lion import Lion, LionRule
+from zcompile.optim.rule import HALF_TYPES, Group, Operands, Rule, Scaling, is_number
+from zcompile.optim.square_rules import AdagradRule, RmsPropRule
 from zcompile.runtime.optim_formulas import Adam as AdamOptions
 from zcompile.runtime.optim_formulas import Sgd as SgdOptions
 
-Options = AdamOptions | SgdOptions
-"""An update as the native kernels take it."""
-
-Group = Mapping[str, Any]
-"""One entry of an optimizer's ``param_groups``."""
-
-HALF_TYPES = frozenset({torch.bfloat16, torch.float16})
-
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
-    """What a ``GradScaler`` leaves on a fused optimizer for the time of one step."""
-
-    grad_scale: Tensor | None = None
-    found_inf: Tensor | None = None
-
-    @classmethod
-    def of(cls, optimizer: Optimizer) -> Scaling:
-        return cls(getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None))
-
-    @property
-    def skips(self) -> bool:
-        """Whether the kernels will change nothing, because a gradient is not finite."""
-        return self.found_inf is not None and self.found_inf.item() == 1.0
-
-    @property
-    def used(self) -> bool:
-        return self.grad_scale is not None or self.found_inf is not None
-
-
-@dataclass(slots=True)
-class Operands:
-    """The same elements of all tensors of one parameter: flat, dense, of one type.
-
-    ``first`` says that the states have not been updated before; they are zeros.  An update
-    may put other tensors in their place.  ``step`` is the scalar count of updates, which
-    the update raises.  They begin at element ``start`` of a parameter of ``whole_numel``;
-    ``None``: they are all of it.
-    """
-
-    param: Tensor
-    grad: Tensor
-    states: dict[str, Tensor]
-    first: bool
-    step: Tensor | None = None
-    start: int = 0
-    whole_numel: int | None = None
-
-
-class Rule(Protocol):
-    """How one family of optimizers updates."""
-
-    @property
-    def counts_steps(self) -> bool:
-        """Whether there is a state ``step``, one number for each parameter."""
-        ...
-
-    def state_names(self, group: Group) -> tuple[str, ...]:
-        """Return the names of the states of parameter size."""
-        ...
-
-    def fused(self, group: Group) -> bool:
-        """Return whether torch takes its fused kernels."""
-        ...
-
-    def refusal(self, group: Group, dtype: torch.dtype) -> str | None:
-        """Return why torch's own step must update parameters of ``dtype``; mostly ``None``."""
-        ...
-
-    def tails_differ(self, group: Group, dtype: torch.dtype) -> bool:
-        """Return whether scalar and vector code disagree: see ``chunks``."""
-        ...
-
-    def temporaries(self, group: Group, *, first: bool) -> int:
-        """Return how many tensors of the size of an operand a call holds beside the operands."""
-        ...
-
-    def writes_grad(self, group: Group, scaling: Scaling) -> bool:
-        """Return whether torch changes the gradients themselves."""
-        ...
-
-    def run(self, group: Group, scaling: Scaling, operands: Sequence[Operands]) -> None:
-        """Update ``operands`` in place; gradients are changed only if ``writes_grad``."""
-        ...
-
-    def options(self, group: Group, *, first: bool) -> Options | None:
-        """Return the same update for native kernels, ``None`` if they cannot make it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class AdamRule:
+class AdamRule(Rule):
     """Adam, AdamW, with or without AMSGrad."""
 
     counts_steps: bool = True
@@ -180,7 +88,7 @@ class AdamRule:
         lr, (beta1, beta2) = group["lr"], group["betas"]
         numbers = lr, beta1, beta2, group["eps"], group["weight_decay"]
         # Fused kernels take a tensor's number; the other loops compute with the tensor.
-        if not self.fused(group) and not all(map(_is_number, numbers)):
+        if not self.fused(group) and not all(map(is_number, numbers)):
             return None
         return AdamOptions(
             float(lr),
@@ -194,7 +102,7 @@ class AdamRule:
 
 
 @dataclass(frozen=True, slots=True)
-class SgdRule:
+class SgdRule(Rule):
     """SGD, with or without momentum."""
 
     counts_steps: bool = False
@@ -254,7 +162,7 @@ class SgdRule:
     def options(self, group: Group, *, first: bool) -> SgdOptions | None:
         lr, momentum = group["lr"], group["momentum"]
         numbers = lr, momentum, group["dampening"], group["weight_decay"]
-        if not self.fused(group) and not all(map(_is_number, numbers)):
+        if not self.fused(group) and not all(map(is_number, numbers)):
             return None
         return SgdOptions(
             float(lr),
@@ -267,16 +175,19 @@ class SgdRule:
         )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
-
-
 RULES: Mapping[type[Optimizer], Rule] = MappingProxyType(
-    {Adam: AdamRule(), AdamW: AdamRule(), SGD: SgdRule()}
+    {
+        Adam: AdamRule(),
+        AdamW: AdamRule(),
+        SGD: SgdRule(),
+        Adagrad: AdagradRule(),
+        RMSprop: RmsPropRule(),
+        Lion: LionRule(),
+    }
 )
 """By exact type: a subclass may do anything in a ``step`` of its own."""
 
 
 def rule_of(optimizer: Optimizer) -> Rule | None:
-    """Return the rule of a stock optimizer, ``None`` for every other."""
+    """Return the rule of an optimizer that we update, ``None`` for every other."""
     return RULES.get(type(optimizer))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from zcompile.ir import Role, Target, Tier
-from zcompile.optim.chunks import Member, Part
+from zcompile.optim.chunks import Member, Part, Span
 from zcompile.optim.claims import Claim
 from zcompile.optim.host import Host
-from zcompile.optim.native import Arithmetic, NativeKernels
+from zcompile.optim.native import ANY_BITS, Arithmetic, NativeKernels
 from zcompile.optim.program import room_bytes
-from zcompile.optim.rules import Rule, Scaling
+from zcompile.optim.rule import Operands, Rule, Scaling
+from zcompile.optim.storage import FOLLOWING
+from zcompile.precision import MASTER
 from zcompile.runtime.homes import Homes
+
+_Key = tuple[int, int, bool, bool, str]
 
 PARAM, GRAD = "", "grad"
 """The kinds of parts that are no states; the kind of a state is its name in the optimizer."""
@@ -38,31 +43,54 @@ class Subject:
     arithmetic: Arithmetic | None = None
     count: Tensor | None = None
 
-    @property
-    def first(self) -> bool:
-        """Whether the states do not exist yet."""
-        return any(part.made for part in self.parts.values())
+    def within(self, tensors: Mapping[str, Tensor], span: Span) -> dict[str, Tensor]:
+        """Return the part of ``tensors``, those of one piece by kind, that ``span`` says."""
+        return {
+            kind: tensors[kind][span.start // part.per : -(-span.stop // part.per)]
+            for kind, part in self.parts.items()
+        }
+
+    def operands(self, near: Mapping[str, Tensor], start: int, rule: Rule) -> Operands:
+        """Return ``near``, elements from ``start`` on, by kind, as kernels take them."""
+        states = {kind: near[kind] for kind in self.claim.storage.own_kinds}
+        has_master = self.claim.storage.has_master
+        return Operands(
+            near[MASTER if has_master else PARAM],
+            near[GRAD],
+            states,
+            self.claim.first,
+            # Every call raises a count of its own: the real one moves once, at the end.
+            self.claim.count(rule),
+            start,
+            self.member.numel,
+            near[PARAM] if has_master else None,
+            crc32(self.claim.name.encode()),
+        )
 
     def make_states(self, homes: Homes) -> None:
         """Make a home, not yet filled, for each state that does not exist."""
-        like = self.claim.param
+        storage = self.claim.storage
         for kind, part in self.parts.items():
             if part.made:
+                shape, strides = storage.layout_of(kind, self.claim.param)
                 self.tensors[kind] = homes.fresh(
-                    part.name, part.home, like.dtype, like.shape, like.stride()
+                    part.name, part.home, storage.dtype_of(kind), shape, strides
                 )
 
     def skip(self, rule: Rule, homes: Homes) -> None:
         """Do what torch does where a gradient that is not finite prevents the update.
 
-        The states of Adam begin as zeros then.  torch also begins the momentum of SGD, with
-        whatever lies in memory; ours begins with the first finite gradient.
+        The states of Adam begin then, and a master as its parameter.  torch also begins
+        the momentum of SGD, with whatever lies in memory; ours begins with the first finite
+        gradient.
         """
         if rule.counts_steps:
             self.make_states(homes)
             for kind, part in self.parts.items():
-                if part.made:
-                    self.tensors[kind].zero_()
+                if part.made and kind == MASTER:
+                    self.tensors[kind].copy_(self.claim.param.detach())
+                elif part.made:
+                    self.tensors[kind].fill_(self.claim.beginnings.get(kind, 0.0))
             self.count = self.claim.count(rule)
 
     def hand_over(self, states: dict[Tensor, dict[str, object]]) -> None:
@@ -90,11 +118,11 @@ def subjects_of(
 
     ``kernels`` are the native ones if there are any.
     """
+    host.expect_states(
+        name for claim in claims if claim.first for name in rule.state_names(claim.group)
+    )
     parts_of = [_parts(claim, rule, scaling, host) for claim in claims]
-    ways = [
-        _arithmetic(claim, parts, rule, scaling, kernels)
-        for claim, parts in zip(claims, parts_of, strict=True)
-    ]
+    ways = [_arithmetic(claim, rule, scaling, kernels) for claim in claims]
     keys = [
         _key(claim, parts, way) for claim, parts, way in zip(claims, parts_of, ways, strict=True)
     ]
@@ -122,18 +150,23 @@ def fitting(subjects: Sequence[Subject], target: Target) -> tuple[Subject, ...]:
 
 
 def _parts(claim: Claim, rule: Rule, scaling: Scaling, host: Host) -> dict[str, Part]:
-    grad_written = rule.writes_grad(claim.group, scaling)
+    size = claim.param.itemsize
+    # What is computed in another type works on a copy of the gradient.
+    as_it_is = claim.storage.computed_in is claim.param.dtype
+    grad_written = as_it_is and rule.writes_grad(claim.group, scaling)
     parts = {
-        PARAM: Part(claim.name, Role.PARAMETER, _home_of(claim.param, host), written=True),
+        PARAM: Part(claim.name, Role.PARAMETER, _home_of(claim.param, host), size, written=True),
         GRAD: Part(
-            f"{claim.name}:grad", Role.GRADIENT, _home_of(claim.grad, host), written=grad_written
+            f"{claim.name}:grad", Role.GRADIENT, _home_of(claim.grad, host), size, grad_written
         ),
     }
-    for kind in rule.state_names(claim.group):
+    for kind, kept in claim.storage.kept.items():
         name = f"{claim.name}:{kind}"
         state = claim.states.get(kind)
         home = host.tier_of(name) if state is None else _home_of(state, host)
-        parts[kind] = Part(name, Role.STATE, home, written=True, made=state is None)
+        parts[kind] = Part(
+            name, Role.STATE, home, kept.itemsize, written=True, made=state is None, per=kept.per
+        )
     return parts
 
 
@@ -144,44 +177,42 @@ def _home_of(tensor: Tensor, host: Host) -> Tier:
 
 
 def _arithmetic(
-    claim: Claim,
-    parts: dict[str, Part],
-    rule: Rule,
-    scaling: Scaling,
-    kernels: NativeKernels | None,
+    claim: Claim, rule: Rule, scaling: Scaling, kernels: NativeKernels | None
 ) -> Arithmetic | None:
     if kernels is None:
         return None
-    first = any(part.made for part in parts.values())
-    return kernels.arithmetic(rule, claim.group, scaling, claim.param.dtype, first=first)
+    storage, group = claim.storage, claim.group
+    found = kernels.arithmetic(rule, group, scaling, storage.computed_in, first=claim.first)
+    return ANY_BITS if found is None and storage.needs_native else found
 
 
-def _key(
-    claim: Claim, parts: dict[str, Part], way: Arithmetic | None
-) -> tuple[int, int, bool, bool]:
+def _key(claim: Claim, parts: dict[str, Part], way: Arithmetic | None) -> _Key:
     """Return by what to sort: parameters that differ in it are never in one bucket.
 
     First comes what is on nvme alone, then mixtures, then what stays put: see ``update``.
-    Within that, parameters of one group, age of states and kind of kernels share their calls.
+    Within that, parameters of one group and type, age of states and kind of kernels share
+    their calls.
     """
-    first = any(part.made for part in parts.values())
+    alike = claim.group_index, claim.first, way is None, str(claim.param.dtype)
     if not any(part.away for part in parts.values()):
-        return 2, claim.group_index, first, way is None
+        return 2, *alike
     nvme_alone = all(part.home is Tier.NVME for part in parts.values() if part.written)
-    return 0 if nvme_alone else 1, claim.group_index, first, way is None
+    return 0 if nvme_alone else 1, *alike
 
 
 def _member(
     claim: Claim, parts: dict[str, Part], group: int, rule: Rule, way: Arithmetic | None
 ) -> Member:
-    param = claim.param
-    first = any(part.made for part in parts.values())
+    param, storage = claim.param, claim.storage
+    temporaries = rule.temporaries(claim.group, first=claim.first)
+    if storage.has_master:
+        temporaries = max(1 + temporaries, FOLLOWING)
     return Member(
         parts=tuple(parts.values()),
         group=group,
         numel=param.numel(),
-        itemsize=param.itemsize,
-        temporaries=rule.temporaries(claim.group, first=first) if way is None else 0,
-        tails_differ=way is None and rule.tails_differ(claim.group, param.dtype),
+        itemsize=storage.computed_in.itemsize,
+        temporaries=temporaries if way is None else 0,
+        tails_differ=way is None and rule.tails_differ(claim.group, storage.computed_in),
         threads=torch.get_num_threads(),
     )

@@ -26,11 +26,13 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from zcompile.hooks import weak_hook
-from zcompile.optim.claims import claims_of
+from zcompile.optim.claims import check_all_updated, claims_of
 from zcompile.optim.host import Host
+from zcompile.optim.loading import keep_types, settle_types
 from zcompile.optim.native import NativeKernels
 from zcompile.optim.program import Memo
-from zcompile.optim.rules import Rule, Scaling, rule_of
+from zcompile.optim.rule import Rule, Scaling
+from zcompile.optim.rules import rule_of
 from zcompile.optim.states import (
     Brought,
     bring_home,
@@ -51,7 +53,7 @@ CALLER = 6
 class _Sighting:
     """What one takeover knows of one optimizer that it has met."""
 
-    on_load: RemovableHandle
+    handles: tuple[RemovableHandle, ...]
     memo: Memo = field(default_factory=Memo)
     last_hook: RemovableHandle | None = None
     warned: bool = False
@@ -91,7 +93,7 @@ class Takeover:
             return
         for optimizer in optimizers_over(host):
             self._sighting(optimizer)
-            brought = bring_home(optimizer, host)
+            brought = _bring_home(optimizer, host)
             if rule_of(optimizer) is None:
                 self._warn(optimizer, brought)
 
@@ -100,8 +102,9 @@ class Takeover:
         if host is None or not holds_managed(optimizer, host):
             return
         sighting = self._sighting(optimizer)
-        brought = bring_home(optimizer, host)
+        brought = _bring_home(optimizer, host)
         if rule_of(optimizer) is None:
+            check_all_updated(optimizer, None, host, ())
             self._warn(optimizer, brought)
             return
         # Anew for each step: so it stands behind hooks that were added since the last one.
@@ -126,17 +129,25 @@ class Takeover:
         host = self._host()
         if host is None or not holds_managed(optimizer, host):
             return
-        self._warn(optimizer, bring_home(optimizer, host))
+        self._warn(optimizer, _bring_home(optimizer, host))
 
     def _after_load(self, optimizer: Optimizer) -> None:
         host = self._host()
         if host is not None:
-            bring_home(optimizer, host)
+            _bring_home(optimizer, host)
+
+    def _after_save(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        host = self._host()
+        if host is not None and not host.precision.plain:
+            keep_types(optimizer, state_dict, host)
 
     def _sighting(self, optimizer: Optimizer) -> _Sighting:
         if optimizer not in self._sightings:
-            handle = optimizer.register_load_state_dict_post_hook(weak_hook(self._after_load))
-            self._sightings[optimizer] = _Sighting(handle)
+            handles = (
+                optimizer.register_load_state_dict_post_hook(weak_hook(self._after_load)),
+                optimizer.register_state_dict_post_hook(weak_hook(self._after_save)),
+            )
+            self._sightings[optimizer] = _Sighting(handles)
         return self._sightings[optimizer]
 
     def _warn(self, optimizer: Optimizer, brought: Brought) -> None:
@@ -155,8 +166,8 @@ class Takeover:
             told += " moved, unless they have no dense memory of their own"
         warnings.warn(
             f"{told}.  What is updated within the budget: dense parameters with a storage and "
-            "gradients of their own, by torch.optim.Adam, AdamW or SGD without capturable or "
-            "differentiable, in steps that begin after the model has been called",
+            "gradients of their own, by torch.optim.Adam, AdamW, SGD, Adagrad or RMSprop without "
+            "capturable or differentiable, in steps that begin after the model has been called",
             stacklevel=CALLER,
         )
 
@@ -169,6 +180,7 @@ def _update(
     subjects = subjects_of(claims_of(optimizer, rule, host), rule, scaling, host, kernels)
     target = host.target()  # only now: states that are new have been placed meanwhile
     subjects = fitting(subjects, target)
+    check_all_updated(optimizer, rule, host, [subject.claim for subject in subjects])
     if scaling.skips:
         for subject in subjects:
             subject.skip(rule, host.machine.homes)
@@ -179,6 +191,14 @@ def _update(
     for subject in sorted(subjects, key=lambda subject: subject.number):
         subject.hand_over(optimizer.state)
     return {id(subject.claim.param) for subject in subjects}
+
+
+def _bring_home(optimizer: Optimizer, host: Host) -> Brought:
+    """Bring the states to their types and their homes."""
+    rule = rule_of(optimizer)
+    if rule is not None:
+        settle_types(optimizer, rule, host)
+    return bring_home(optimizer, host)
 
 
 def _without(optimizer: Optimizer, done: set[int]) -> Optimizer:
@@ -216,6 +236,7 @@ def _remove(
     for handle in handles:
         handle.remove()
     for sighting in list(sightings.values()):
-        sighting.on_load.remove()
+        for handle in sighting.handles:
+            handle.remove()
         if sighting.last_hook is not None:
             sighting.last_hook.remove()

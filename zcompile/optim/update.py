@@ -22,8 +22,9 @@ from zcompile.ir import Tier
 from zcompile.optim.chunks import Bucket, Part, Piece, Span
 from zcompile.optim.native import NativeKernels
 from zcompile.optim.program import Program, bucket_name, piece_name, zeros_name
-from zcompile.optim.rules import Operands, Rule, Scaling
-from zcompile.optim.subjects import GRAD, PARAM, Subject
+from zcompile.optim.rule import Rule, Scaling
+from zcompile.optim.storage import run_by_torch
+from zcompile.optim.subjects import Subject
 from zcompile.runtime.binding import Binding
 from zcompile.runtime.executor import execute
 from zcompile.runtime.libc import return_freed_memory
@@ -65,13 +66,14 @@ class Update:
                 self._kernel(bucket)({})
         finally:
             self._machine.ledger.drop(Tier.DEVICE, passing_bytes)
-        # Copies into homes go past autograd; a backward of before must still notice.
+        # Copies into homes, and native kernels, go past autograd; a backward of before must
+        # still notice.
         torch.autograd.graph.increment_version(
             [
                 subject.tensors[kind]
                 for subject in self._subjects
                 for kind, part in subject.parts.items()
-                if part.written and part.away
+                if part.written and not subject.tensors[kind].is_inference()
             ]
         )
 
@@ -96,7 +98,7 @@ class Update:
 
     def _bindings(self) -> dict[str, Binding]:
         return {
-            name: Binding.to(self._at_rest(kind, piece))
+            name: Binding.to(self._at_rest(kind, part, piece))
             for bucket in self._program.streamed
             for piece in bucket.pieces
             for kind, part, name in self._parts(piece)
@@ -108,17 +110,18 @@ class Update:
         for kind, part in self._subjects[piece.member].parts.items():
             yield kind, part, piece_name(part, piece, self._program.members)
 
-    def _at_rest(self, kind: str, piece: Piece) -> Tensor:
-        """Return the elements of ``piece`` where they rest, flat, in the order of memory."""
+    def _at_rest(self, kind: str, part: Part, piece: Piece) -> Tensor:
+        """Return the items of ``piece`` where they rest, flat, in the order of memory."""
         whole = self._subjects[piece.member].tensors[kind].detach()
-        return whole.as_strided((piece.numel,), (1,), whole.storage_offset() + piece.start)
+        start = whole.storage_offset() + piece.start // part.per
+        return whole.as_strided((part.num_items(piece.numel),), (1,), start)
 
     def _zeros(self, bucket: Bucket) -> Kernel:
         """Return what makes the new states of ``bucket`` that go home."""
         return lambda _: {
-            name: self._subjects[piece.member].claim.param.new_zeros(piece.numel)
+            name: self._subjects[piece.member].claim.beginning(kind, part.num_items(piece.numel))
             for piece in bucket.pieces
-            for _, part, name in self._parts(piece)
+            for kind, part, name in self._parts(piece)
             if part.made and part.away
         }
 
@@ -140,12 +143,12 @@ class Update:
         return run
 
     def _near(self, piece: Piece, fetched: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return all tensors of ``piece`` on the device, by kind; new states are zeros."""
+        """Return all tensors of ``piece`` on the device, by kind; new states begin."""
         near: dict[str, Tensor] = {}
         for kind, part, name in self._parts(piece):
-            near[kind] = fetched[name] if part.away else self._at_rest(kind, piece)
+            near[kind] = fetched[name] if part.away else self._at_rest(kind, part, piece)
             if part.made and not part.away:
-                near[kind].zero_()
+                near[kind].fill_(self._subjects[piece.member].claim.beginnings.get(kind, 0.0))
         return near
 
     def _call(
@@ -153,31 +156,26 @@ class Update:
     ) -> None:
         """Call torch's kernels, or native ones in their place, once, on parts of ``pieces``."""
         subjects = [self._subjects[bucket.pieces[span.piece].member] for span in call]
-        operands: list[Operands] = []
-        for span, subject in zip(call, subjects, strict=True):
-            near = {
-                kind: tensor[span.start : span.stop] for kind, tensor in pieces[span.piece].items()
-            }
-            # Every call raises a count of its own: the real one moves once, at the end.
-            count = subject.claim.count(self._rule)
-            start = bucket.pieces[span.piece].start + span.start
-            whole_numel = subject.member.numel
-            operands.append(
-                Operands(
-                    near.pop(PARAM), near.pop(GRAD), near, subject.first, count, start, whole_numel
-                )
-            )
-        group, arithmetic = subjects[0].claim.group, subjects[0].arithmetic
+        nears = [
+            subject.within(pieces[span.piece], span)
+            for span, subject in zip(call, subjects, strict=True)
+        ]
+        operands = [
+            subject.operands(near, bucket.pieces[span.piece].start + span.start, self._rule)
+            for span, subject, near in zip(call, subjects, nears, strict=True)
+        ]
+        claim, arithmetic = subjects[0].claim, subjects[0].arithmetic
         if arithmetic is None or self._kernels is None:
-            self._rule.run(group, self._scaling, operands)
+            run_by_torch(self._rule, claim.group, self._scaling, operands)
         else:
-            self._kernels.run(arithmetic, self._rule, group, self._scaling, operands)
-        for span, subject, result in zip(call, subjects, operands, strict=True):
+            self._kernels.run(
+                arithmetic, self._rule, claim.group, self._scaling, operands, claim.storage
+            )
+        for subject, near, result in zip(subjects, nears, operands, strict=True):
             subject.count = result.step
             for kind, state in result.states.items():
-                place = pieces[span.piece][kind][span.start : span.stop]
-                if state.data_ptr() != place.data_ptr():  # a first momentum, made by torch
-                    place.copy_(state)
+                if state.data_ptr() != near[kind].data_ptr():  # a first momentum, made by torch
+                    near[kind].copy_(state)
 
     def _tell_changed(self, error: Exception) -> None:
         if self._changed:

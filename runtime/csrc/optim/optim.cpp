@@ -27,8 +27,8 @@ bool is_float(int32_t type) { return type == ZINF_TYPE_FP32 || is_half(type); }
 bool call_makes_sense(const zinf_optim_call& call) {
     bool sensible = call.kind >= ZINF_OPTIM_ADAM && call.kind <= ZINF_OPTIM_LION && is_float(call.param_type) &&
                     is_float(call.grad_type) &&
-                    (call.grad_divisor == 1.0f || call.grad_type == ZINF_TYPE_FP32) &&
-                    (call.out_type == ZINF_TYPE_NONE || is_half(call.out_type));
+                    (call.out_type == ZINF_TYPE_NONE || is_half(call.out_type)) &&
+                    (!(call.flags & ZINF_OPTIM_FOLLOW) || is_half(call.out_type));
     for (const int32_t type : call.state_type) {
         sensible = sensible && (type == ZINF_TYPE_NONE || type == ZINF_TYPE_FP32 || type == ZINF_TYPE_BF16 ||
                                 type == ZINF_TYPE_Q8);

@@ -159,8 +159,23 @@ static bool has_sign(int32_t kind, int slot) {
     return kind == ZINF_OPTIM_SGD || kind == ZINF_OPTIM_LION || !squares;
 }
 
+// Puts into `param` what `out` has where that is not `param`, rounded.
+static void follow(int32_t type, const void* out, int64_t at, float* param, int64_t num) {
+    alignas(64) uint16_t rounded[tile];
+    alignas(64) float given[tile];
+    const uint16_t* const now = static_cast<const uint16_t *>(out) + at;
+    to_halves(type, param, rounded, 0, num);
+    to_floats(type, out, at, given, num);
+    for (int64_t i = 0; i < num; ++i) {
+        param[i] = rounded[i] == now[i] ? param[i] : given[i];
+    }
+}
+
 static void scale_gradient(const zinf_optim_call& call, float* grad, int64_t num) {
     const float factor = call.grad_factor, clip = call.clip_factor;
+    if (call.grad_divisor != 1.0f && call.grad_type != ZINF_TYPE_FP32) {
+        for (int64_t i = 0; i < num; ++i) grad[i] /= call.grad_divisor;
+    }
     if (factor != 1.0f) {
         for (int64_t i = 0; i < num; ++i) grad[i] *= factor;
     }
@@ -241,7 +256,10 @@ class Range {
             open[slot] = stores_[slot].open(at, num, rooms[slot]);
         }
         float* grad = static_cast<float*>(of_.grad) + at;
-        if (call_.grad_divisor != 1.0f) {
+        if (call_.flags & ZINF_OPTIM_FOLLOW) {
+            follow(call_.out_type, of_.out, at, open[0], num);
+        }
+        if (call_.grad_divisor != 1.0f && call_.grad_type == ZINF_TYPE_FP32) {
             for (int64_t i = 0; i < num; ++i) grad[i] /= call_.grad_divisor;
         }
         if (!gradient_as_it_is(call_)) {
