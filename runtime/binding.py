@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -33,6 +34,24 @@ class Layout:
         """The bytes from the first element to the last one, both included."""
         return span(self.shape, self.stride) * self.dtype.itemsize
 
+    def of_gradient(self) -> Layout:
+        """Return how autograd keeps the gradient of a parameter that lies so.
+
+        It lies as its parameter does if the elements of that fill their bytes, each once, and
+        row by row otherwise.
+
+        >>> Layout(torch.float32, (2, 3), (1, 2)).of_gradient().stride
+        (1, 2)
+        >>> Layout(torch.float32, (2, 3), (6, 2)).of_gradient().stride
+        (3, 1)
+        """
+        filled = 1
+        for step, size in sorted(zip(self.stride, self.shape, strict=True)):
+            if size != 1 and step != filled:
+                return replace(self, stride=_row_by_row(self.shape))
+            filled *= size
+        return self
+
     def holds(self, tensor: Tensor) -> bool:
         """Say whether the bytes of ``tensor`` lie in this layout."""
         lies_alike = all(
@@ -45,6 +64,10 @@ class Layout:
         """Return the elements of ``tensor`` in new memory of this layout."""
         copy = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="cpu")
         return copy.copy_(tensor.detach())
+
+
+def _row_by_row(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ class Graph:
     """One captured graph and its kernels; nothing in it depends on a plan.
 
     ``parameters`` gives the position of each parameter among the arguments, ``layouts`` how
-    each gradient value lies: as its parameter does, which may be gone when backward runs;
-    ``itemsizes`` are the bytes of an element of each parameter with a gradient.
+    each gradient value lies: its parameter may be gone when backward runs; ``itemsizes`` are
+    the bytes of an element of each parameter with a gradient.
     ``saved`` gives the position of each activation that may have been moved.  Of parameters
     over one storage only the first is a value; the others are read where they are.
 

@@ -233,3 +233,28 @@ def inputs_and_outputs_keep_gradients_too(run: Run) -> None:
         y.register_hook(double)
         learner.step(square(y))
         run.see(x.grad, y.grad)
+
+
+class _Layouts(nn.Module):
+    """Weights whose gradients arise transposed, in another format, or as one element for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.Parameter(torch.randn(4, WIDTH, WIDTH // 4))
+        self.gaps = nn.Parameter(torch.randn(WIDTH, 2 * WIDTH)[:, ::2] / 8)
+        self.added = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.wide = nn.Conv2d(8, 32, 3, padding=1)
+        self.body = Stack(3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.einsum("bd,hdk->bhk", x, self.heads).flatten(1) @ self.gaps
+        seen = y.view(-1, 8, 2, 4).to(memory_format=torch.channels_last)
+        return self.body(y) + self.wide(seen).mean(), (self.added * 0.1).sum()
+
+
+@case()
+def gradients_arise_in_other_layouts(run: Run) -> None:
+    learner = run.learner(_Layouts, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    for seed in range(3):
+        y, added = learner.call(x_of(seed, 4, WIDTH))
+        learner.step(square(y) + added)

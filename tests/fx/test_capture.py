@@ -116,6 +116,28 @@ def test_a_gradient_that_is_a_view_of_a_larger_storage_is_a_value_beside_it() ->
     assert set(sizes) == {"a:grad", "b:grad"}
 
 
+def test_a_gradient_leaves_the_graph_as_it_lies_at_home() -> None:
+    class Layouts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = nn.Parameter(torch.randn(2, 8, 4))
+            self.gaps = nn.Parameter(torch.randn(8, 16)[:, ::2])
+            self.turned = nn.Parameter(torch.randn(8, 8).t())
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.einsum("bd,hdk->bhk", x, self.heads).flatten(1)
+            return y @ self.gaps @ self.turned
+
+    captured = captured_graphs(Layouts(), torch.randn(3, 8))["backward"]
+    strides = {
+        name: node.meta["val"].stride()
+        for name, node in captured.gradients.items()  # row by row where a parameter has gaps
+    }
+    assert strides == {"heads:grad": (32, 4, 1), "gaps:grad": (8, 1), "turned:grad": (1, 8)}
+    sizes = {each.name: each.nbytes for each in captured.schedule(hint).values}
+    assert [sizes[name] for name in strides] == [256, 256, 256]
+
+
 def test_a_captured_graph_knows_whether_it_was_changed() -> None:
     captured = captured_graphs(Block(8), torch.ones(2, 8))["forward"]
     module = captured.attributes

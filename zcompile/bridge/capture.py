@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
 
 from zcompile.bridge.aliases import Aliases, Size, Storage, tensors_of
 from zcompile.bridge.costs import segment_cost
+from zcompile.bridge.relayout import lay_out
 from zcompile.bridge.segments import LARGE_FRACTION, Segment, cut, epilogue
 from zcompile.bridge.sizes import are_equal, hint, is_known
 from zcompile.bridge.transients import transient_bytes
@@ -36,7 +37,7 @@ class Roles:
     ``managed`` names the placeholders that are parameters, ``placeholders`` gives every
     placeholder's role, ``held`` are those that somebody outside keeps alive,
     ``gradients`` maps an output's position to the parameter whose gradient it is, and
-    ``layouts`` says how each parameter lies, and so its gradient.
+    ``layouts`` says how the gradient of each parameter lies.
 
     ``saved`` names the placeholders of a backward graph that forward may have moved away,
     ``leaving`` the outputs of a forward graph that are saved for backward, by position.
@@ -184,15 +185,17 @@ def capture(
     localise_views(graph, roles.movable)
     aliases = Aliases(graph)
     (output,) = (node for node in graph.nodes if node.op == "output")
-    leaving = {at: output.args[0][at] for at in roles.gradients}
-    hoist_views(aliases, [node for node in leaving.values() if isinstance(node, fx.Node)])
+    leaving = _leaving(output, roles)
+    hoist_views(aliases, list(leaving.values()))
+    if lay_out(graph, leaving, {at: roles.layouts[roles.gradients[at]] for at in leaving}):
+        aliases, leaving = Aliases(graph), _leaving(output, roles)
     saved = _saved(aliases, roles, output)
     hoist_views(aliases, saved.values())
     last = epilogue(graph, aliases, roles.movable)
     names = _names(graph, aliases, roles)
     gradients: dict[str, fx.Node] = {}
     for at, node in leaving.items():
-        if isinstance(node, fx.Node) and _has_memory(node) and node not in last:
+        if _has_memory(node) and node not in last:
             gradients[gradient_name(roles.gradients[at])] = node
     names |= _whole(aliases, gradients, output)
     names |= {aliases.of(node)[0]: name for name, node in saved.items()}
@@ -219,6 +222,13 @@ def capture(
         costs={each.name: segment_cost(each, aliases, fused=not inline) for each in segments},
         read=[(node, node.args, node.kwargs) for node in graph.nodes],
     )
+
+
+def _leaving(output: fx.Node, roles: Roles) -> dict[int, fx.Node]:
+    """Return the nodes that are gradients, by their positions among the outputs."""
+    values: Any = output.args[0]
+    found = {at: values[at] for at in roles.gradients}
+    return {at: node for at, node in found.items() if isinstance(node, fx.Node)}
 
 
 def _has_memory(gradient: fx.Node) -> bool:

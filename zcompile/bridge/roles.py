@@ -140,7 +140,11 @@ def roles_of(
         leaving=outputs,
         held=frozenset(held),
         gradients=gradients,
-        layouts={each.name: each.layout for each in inputs.values() if each.layout is not None},
+        layouts={
+            each.name: each.layout.of_gradient()
+            for each in inputs.values()
+            if each.layout is not None
+        },
     )
 
 
