@@ -218,8 +218,7 @@ class _Flight(InFlight):
         self._carrier = carrier
         self._landed = False
 
-    @property
-    def landed(self) -> bool:
+    def _is_over(self) -> bool:
         if not self._landed and not self._is_inherited:
             self._carrier.reap()
         return self._landed

@@ -42,16 +42,19 @@ class InFlight(ABC):
         self._pid = os.getpid()
 
     @property
-    @abstractmethod
     def landed(self) -> bool:
-        """Whether the copy is over."""
+        return self._is_over() or self._is_inherited
+
+    @abstractmethod
+    def _is_over(self) -> bool:
+        """Say whether the copy is over."""
 
     @abstractmethod
     def _sleep(self) -> None:
         """Return when the copy is over."""
 
     def wait(self) -> None:
-        if not self.landed:
+        if not self._is_over():
             self._block()
         if self._error is not None:
             raise self._error
@@ -85,8 +88,7 @@ class Completion(InFlight):
         super().__init__(channel, ledger, keep)
         self._over = threading.Event()
 
-    @property
-    def landed(self) -> bool:
+    def _is_over(self) -> bool:
         return self._over.is_set()
 
     def finish(self, error: Exception | None) -> None:

@@ -12,7 +12,7 @@ class Tickets:
         self._taken: set[int] = set()
         self._in_flight: dict[int, tuple[str, Pending]] = {}
         self.failed = False
-        """Whether an error of a copy has been raised."""
+        """Whether a copy has failed and somebody knows."""
 
     def start(self, ticket: int, value: str, pending: Pending) -> None:
         """Let ``ticket`` stand for a copy of ``value`` that was started."""
@@ -41,15 +41,35 @@ class Tickets:
     def settle(self) -> None:
         """Block until nothing is in flight.  Raise the first error that nobody has seen.
 
-        Once an error was raised, those that followed are not.
+        Once an error was raised, those that followed are not.  What comes from elsewhere, such
+        as Ctrl-C or a signal that the user turns into an exception, waits until all is over:
+        memory that a copy still touches must not go to anybody else.
         """
         first: Exception | None = None
+        interrupt: BaseException | None = None
         for ticket, (_, pending) in list(self._in_flight.items()):
-            try:
-                pending.wait()
-            except Exception as error:
-                first = first or error
+            error, between = _see_through(pending)
+            first, interrupt = first or error, interrupt or between
             del self._in_flight[ticket]
-        if first is not None and not self.failed:
-            self.failed = True
-            raise first
+        raised = None if self.failed else first
+        self.failed = self.failed or first is not None
+        if interrupt is not None:
+            raise interrupt
+        if raised is not None:
+            raise raised
+
+
+def _see_through(pending: Pending) -> tuple[Exception | None, BaseException | None]:
+    """Wait until a copy is over; return its own error, and the first that came from elsewhere."""
+    interrupt: BaseException | None = None
+    while True:
+        try:
+            pending.wait()
+        except Exception as error:
+            if pending.landed:
+                return error, interrupt
+            interrupt = interrupt or error
+        except BaseException as error:
+            interrupt = interrupt or error
+        else:
+            return None, interrupt
