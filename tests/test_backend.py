@@ -59,6 +59,19 @@ def test_bad_options_are_value_errors_of_ours(options: dict[str, object], words:
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
 
+def test_a_folder_that_could_not_be_used_is_tried_again(tmp_path: Path) -> None:
+    net, folder = Net(), tmp_path / "mounted later" / "swap"
+    addresses = [each.data_ptr() for each in net.parameters()]
+    step = compiled(net, Backend(), nvme_dir=str(folder), place={"parameters": "nvme"})
+    for _ in range(2):
+        with pytest.raises(ValueError, match="nvme_dir"):
+            step(torch.ones(2, WIDTH))
+    assert [each.data_ptr() for each in net.parameters()] == addresses
+    folder.parent.mkdir()
+    step(torch.ones(2, WIDTH)).sum().backward()
+    assert len(list(folder.iterdir())) == 1
+
+
 def test_arguments_that_are_no_options_are_named() -> None:
     torch.compiler.reset()
     step = torch.compile(Net(), backend=Backend(), mode="max-autotune")

@@ -180,25 +180,34 @@ class Options:
         Traceback (most recent call last):
         ValueError: device_bugdet='512MiB': unknown option; did you mean 'device_budget'?
         """
+        options = cls.read(given)
+        options.check_folder()
+        return options
+
+    @classmethod
+    def read(cls, given: Mapping[str, object] | None = None) -> Options:
+        """Do what `parse` does, but do not look at the disk."""
         if isinstance(given, Mapping):
             given = {str(option): value for option, value in given.items()}
         try:
-            options = TypeAdapter(cls).validate_python({} if given is None else given)
+            return TypeAdapter(cls).validate_python({} if given is None else given)
         except ValidationError as error:
             raise ValueError("\n".join(map(_explain, error.errors()))) from None
-        if options.nvme_dir is not None:
-            _check_folder(options.nvme_dir)
-        return options
+
+    def check_folder(self) -> None:
+        """Raise ``ValueError`` if ``nvme_dir`` is given and cannot be used, as things are now."""
+        if self.nvme_dir is not None:
+            _check_folder(self.nvme_dir)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], given: Mapping[str, object] | None = None) -> Options:
         """Read ``given``, with the defaults that the environment sets.
 
-        ZINF_SKIP gives ``skip`` and ZINF_IO gives ``io``.
+        ZINF_SKIP gives ``skip`` and ZINF_IO gives ``io``.  Does not look at the disk.
         """
         variables = {"skip": SKIP_VARIABLE, "io": IO_VARIABLE}
         defaults = {option: env[name] for option, name in variables.items() if name in env}
-        return cls.parse({**defaults, **(given or {})})
+        return cls.read({**defaults, **(given or {})})
 
 
 def _explain(error: ErrorDetails) -> str:

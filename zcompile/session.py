@@ -86,6 +86,7 @@ class Session:
         self._resident_bytes = 0
         self._left_alone: set[str] = set()
         self._following: set[str] = set()
+        self._has_folder = False
         self._machine: Machine | None = None
         self._takeover: Takeover | None = None
         self._iterations: deque[Snapshot] = deque(maxlen=MAX_ITERATIONS)
@@ -113,6 +114,7 @@ class Session:
         """Run ``graph``; ``args`` is emptied on the way, so that each dies at its last use."""
         self.leaving.ran()
         with self._lock:
+            self._check_folder()
             self.announce([graph])
             self._fit(graph, args)
             planned = self._prepared(graph, args)
@@ -121,6 +123,12 @@ class Session:
             with self._counted(planned.passing_bytes):
                 return planned.module(None, args)  # type: ignore[no-any-return]
         return self._execute(graph, planned, args)
+
+    def _check_folder(self) -> None:
+        """Refuse a folder that cannot be used before anything is moved, until it can be."""
+        if not self._has_folder:
+            self.options.check_folder()
+            self._has_folder = True
 
     def _prepared(self, graph: Graph, args: Sequence[Any]) -> Planned:
         """Return the planned graph, with the parameters of the call at their homes."""
