@@ -164,3 +164,20 @@ def test_a_model_on_the_meta_device(swap_dir: Path) -> None:
         model = made()
     with pytest.raises(ValueError, match=r"tensors on meta.*move the model to the CPU"):
         in_file(model, swap_dir, Backend())(torch.empty(3, 64, device="meta"))
+
+
+def test_tensors_are_swapped(swap_dir: Path) -> None:
+    model = made()
+    call = in_file(model, swap_dir, Backend())
+    want = call(x_of()).detach()
+    future: Any = torch.__future__
+    future.set_swap_module_params_on_conversion(True)
+    try:
+        with pytest.raises(RuntimeError, match="Couldn't swap"):
+            model.double()
+    finally:
+        future.set_swap_module_params_on_conversion(False)
+    assert torch.equal(call(x_of()).detach(), want)
+    assert call(x_of()).dtype is torch.float32
+    model.double()
+    assert call(x_of().double()).dtype is torch.float64
