@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adamax, AdamW, Optimizer
 
 from tests.optim.small_session import (
     Placement,
@@ -127,6 +127,34 @@ def test_a_full_disk_is_found_before_anything_moves(
         assert own.machine.ledger.snapshot().moved_bytes == moved
         assert differing(before, picture(own, twins.ours)) == set()
         twins.step(1)
+
+
+def test_a_disk_that_is_full_after_a_step_does_not_undo_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with session(tmp_path, parameters(), all_on(Tier.NVME)) as own:
+        twins = Twins.of(own, parameters(), partial(Adamax, lr=1e-2))
+        lease = ExtentFile.lease
+
+        def full(self: ExtentFile, nbytes: int, label: str) -> Lease:
+            if ":exp_" in label:
+                raise StorageError.during(
+                    "allocate", errno.ENOSPC, file=self.path, offset=0, nbytes=nbytes, label=label
+                )
+            return lease(self, nbytes, label)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ExtentFile, "lease", full)
+            with pytest.warns(UserWarning, match=r"the step is done.*exp_.*ENOSPC"):
+                twins.step(0)
+            before = picture(own, twins.ours)
+            with pytest.raises(StorageError, match="ENOSPC"):  # before the next one begins
+                twins.ours.step()
+            assert differing(before, picture(own, twins.ours)) == set()
+        with pytest.warns(UserWarning, match="until they were moved to their homes"):
+            twins.step(1)
+        states = [twins.ours.state[each]["exp_avg"] for each in own.parameters.values()]
+        assert all(own.machine.homes.find(each) for each in states if each.dim() and each.nbytes)
 
 
 def states_away(value: str) -> Tier:

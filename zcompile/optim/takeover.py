@@ -41,6 +41,7 @@ from zcompile.optim.states import (
 )
 from zcompile.optim.subjects import fitting, subjects_of
 from zcompile.optim.update import Update
+from zcompile.runtime.errors import StorageError
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -129,7 +130,17 @@ class Takeover:
         host = self._host()
         if host is None or not holds_managed(optimizer, host):
             return
-        self._warn(optimizer, _bring_home(optimizer, host))
+        try:
+            brought = _bring_home(optimizer, host)
+        except StorageError as error:
+            # The step is over: as an error this would invite the user to take it again.
+            warnings.warn(
+                f"the step is done, but states that {type(optimizer).__qualname__} made stay in "
+                f"ordinary memory, outside the budget, at least until the next step: {error}",
+                stacklevel=CALLER,
+            )
+        else:
+            self._warn(optimizer, brought)
 
     def _after_load(self, optimizer: Optimizer) -> None:
         host = self._host()
