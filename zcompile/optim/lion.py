@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -96,7 +96,7 @@ def _lion(group: Group, param: Tensor, grad: Tensor, exp_avg: Tensor) -> None:
 class LionRule(Rule):
     """Lion."""
 
-    counts_steps: bool = False
+    counts_steps: ClassVar[bool] = False
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         del group

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -72,10 +72,8 @@ class Operands:
 class Rule(Protocol):
     """How one family of optimizers updates."""
 
-    @property
-    def counts_steps(self) -> bool:
-        """Whether there is a state ``step``, one number for each parameter."""
-        ...
+    counts_steps: ClassVar[bool]
+    """Whether there is a state ``step``, one number for each parameter."""
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Return the names of the states of parameter size."""

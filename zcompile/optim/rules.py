@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from zcompile.runtime.optim_formulas import Sgd as SgdOptions
 class AdamRule(Rule):
     """Adam, AdamW, with or without AMSGrad."""
 
-    counts_steps: bool = True
+    counts_steps: ClassVar[bool] = True
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         names = ("exp_avg", "exp_avg_sq")
@@ -105,7 +106,7 @@ class AdamRule(Rule):
 class SgdRule(Rule):
     """SGD, with or without momentum."""
 
-    counts_steps: bool = False
+    counts_steps: ClassVar[bool] = False
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] != 0 else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch.optim.adagrad import adagrad
@@ -18,7 +19,7 @@ from zcompile.runtime.optim_formulas import RmsProp as RmsPropOptions
 class AdagradRule(Rule):
     """Adagrad."""
 
-    counts_steps: bool = True
+    counts_steps: ClassVar[bool] = True
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         del group
@@ -84,7 +85,7 @@ class AdagradRule(Rule):
 class RmsPropRule(Rule):
     """RMSprop, centered or not, with or without momentum."""
 
-    counts_steps: bool = True
+    counts_steps: ClassVar[bool] = True
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         momentum = ("momentum_buffer",) if group["momentum"] > 0 else ()
