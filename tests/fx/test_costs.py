@@ -64,6 +64,27 @@ def test_flops_are_those_that_run(name: str) -> None:
     assert all(each.kind is not None for each in found)
 
 
+class Constant(nn.Module):
+    """Adds a tensor that is made inside: its graph refers to it by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x) + torch.tensor([1.0, 2.0, 3.0, 4.0], device="cpu")
+        return y
+
+
+def test_a_constant_costs_nothing_and_is_no_unknown() -> None:
+    graphs = captured(Constant(), torch.randn(2, 4))
+    nodes = [node for graph in graphs.values() for node in graph.graph.nodes]
+    assert any(node.op == "get_attr" for node in nodes)
+    found = operations(graphs.values())
+    assert found
+    assert all(each.kind is not None for each in found)
+
+
 def test_attention_on_a_cpu_is_two_products_forward_and_five_backward() -> None:
     found = operations(captured(Attention(), torch.randn(2, 5, 16)).values())
     product = 2 * (2 * 4 * 5 * 4) * 5  # batch, heads, queries, width; keys

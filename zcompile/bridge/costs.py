@@ -73,9 +73,12 @@ class _Reader:
         self._fused = fused
 
     def operation(self, node: fx.Node) -> Operation | None:
-        """Return what ``node`` does; nothing for a view and for what makes no tensor."""
+        """Return what ``node`` does; nothing for a view and for what makes no tensor.
+
+        A constant that the graph refers to by name is there already.
+        """
         tensors = list(tensors_of(node))
-        if not tensors or not self._works(node):
+        if node.op != "call_function" or not tensors or not self._works(node):
             return None
         dtype = str(tensors[0].dtype).removeprefix("torch.")
         if getattr(node.target, "namespace", None) not in _OWN_NAMESPACES:
