@@ -173,8 +173,12 @@ def test_a_kernel_does_not_run_when_the_backward_has_no_room(swap_dir: Path) -> 
 
     def call(nbytes: int, *, backward: bool) -> None:
         torch.compiler.reset()
-        given = {"compute": "eager", "device_budget": nbytes, "nvme_dir": swap_dir}
-        given["place"] = {"activations": "device"}
+        given = {
+            "compute": "eager",
+            "device_budget": nbytes,
+            "nvme_dir": swap_dir,
+            "place": {"activations": "device"},
+        }
         with torch.set_grad_enabled(backward):
             compiled(model, given, Backend())(x)
 
