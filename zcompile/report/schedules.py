@@ -12,9 +12,12 @@ from zcompile.graphs import Planned
 from zcompile.ir import Cost, Hardware, Schedule, Target, render
 from zcompile.machines import load_machine
 from zcompile.passes.base import Stage
+from zcompile.passes.pipeline import Rejected
 from zcompile.report.estimate import Estimate, estimate
 from zcompile.report.excerpt import header, steps_with_bytes
+from zcompile.report.explain import Life, Placed, Told
 from zcompile.report.owner import session_of
+from zcompile.session import Session
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -24,7 +27,8 @@ class ScheduleReport:
     ``schedule`` is the plan as data and ``code`` the Python of the FX module that carries it
     out.  ``stages`` holds the schedule before and after each pass of ``pipeline``, which
     planned for ``target``.  ``costs`` says what each kernel costs for the shapes of the first
-    call.  Printing a report shows an excerpt.
+    call.  ``rejected`` are plans that broke the budget, and ``placed`` says where everything
+    managed rests and why.  Printing a report shows an excerpt.
     """
 
     schedule: Schedule
@@ -33,6 +37,8 @@ class ScheduleReport:
     pipeline: str
     target: Target
     costs: Mapping[str, Cost]
+    rejected: tuple[Rejected, ...]
+    placed: Placed
 
     @property
     def name(self) -> str:
@@ -61,6 +67,24 @@ class ScheduleReport:
                 return each.diff()
         ran = ", ".join(each.name for each in self.stages) or "none"
         raise ValueError(f"{self.name}: no pass {stage!r} ran; these did: {ran}")
+
+    def explain(self, value: str, machine: str | Path | Hardware | None = None) -> Life:
+        """Return the life of the value called ``value``: print it, or look at its fields.
+
+        It says where the value rests and why, and of each fetch, use, write and release why it
+        is at that step.  With a ``machine``, as for `simulate`, it says how much of its copies
+        the plan would wait for.  Gradients and optimizer states are called
+        ``"layers.0.weight:grad"`` and ``"layers.0.weight:exp_avg"``.
+
+        Raises ``ValueError`` with names that are near for one that there is not.
+        """
+        exposed_s: tuple[float, ...] = ()
+        if machine is not None:
+            exposed_s = tuple(e.exposed_s for e in self.simulate(machine).simulated.steps)
+        told = Told(
+            self.schedule, self.stages, self.pipeline, self.rejected, self.placed, exposed_s
+        )
+        return told.life(value)
 
     def simulate(self, machine: str | Path | Hardware) -> Estimate:
         """Return how long this plan would take on ``machine``, and what it would wait for.
@@ -97,10 +121,26 @@ def schedules(model: object) -> tuple[ScheduleReport, ...]:
 
     Raises ``ValueError`` if ``model`` was not compiled by this backend or has not run yet.
     """
-    return tuple(_report(planned) for planned in session_of(model).planned())
+    session = session_of(model)
+    placed = _placed(session)
+    return tuple(_report(planned, placed) for planned in session.planned())
 
 
-def _report(planned: Planned) -> ScheduleReport:
+def _placed(session: Session) -> Placed:
+    planner, budget = session.planner, session.options.device_budget
+    graphs: dict[str, tuple[str, ...]] = {}
+    for each in planner.plans():
+        for value in each.captured.values:
+            graphs[value.name] = (*graphs.get(value.name, ()), each.captured.name)
+    return Placed(
+        {each.name: each for each in planner.values},
+        {each.value: each for each in planner.placement.verdicts},
+        graphs,
+        None if budget is None else budget - planner.peak_bytes,
+    )
+
+
+def _report(planned: Planned, placed: Placed) -> ScheduleReport:
     return ScheduleReport(
         planned.schedule,
         planned.stages,
@@ -108,6 +148,8 @@ def _report(planned: Planned) -> ScheduleReport:
         planned.pipeline,
         planned.target,
         planned.costs,
+        planned.plan.plan.rejected,
+        placed,
     )
 
 
