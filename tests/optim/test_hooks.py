@@ -164,8 +164,9 @@ def test_zero_grad_both_ways(tmp_path: Path) -> None:
             twins.check()
 
 
-def test_a_backward_over_an_updated_parameter_is_noticed(tmp_path: Path) -> None:
-    with session(tmp_path, few("norm.bias"), NVME) as own:
+@pytest.mark.parametrize("tier", list(Tier))
+def test_a_backward_over_an_updated_parameter_is_noticed(tmp_path: Path, tier: Tier) -> None:
+    with session(tmp_path, few("norm.bias"), all_on(tier)) as own:
         bias = own.parameters["norm.bias"]
         loss = (bias * bias).sum()
         own.give_gradients(gradients([bias], 0))

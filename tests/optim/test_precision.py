@@ -74,7 +74,15 @@ def check_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         check_bits(tensor, expected[name], name)
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+USUAL = ("adamw", "sgd")
+
+EACH = [
+    pytest.param(make, id=name, marks=[] if name in USUAL else pytest.mark.slow)
+    for name, make in OPTIMIZERS.items()
+]
+
+
+@pytest.mark.parametrize("make", EACH)
 @pytest.mark.parametrize("precision", PRECISIONS.values(), ids=PRECISIONS)
 def test_places_windows_threads_and_delays_change_no_bit(
     tmp_path: Path, precision: Precision, make: Make
