@@ -8,14 +8,19 @@ from typing import Protocol
 
 from torch import Tensor
 
-from zcompile.ir import Offload, Schedule, Tier, page_aligned
+from zcompile.ir import Fetch, Offload, Role, Schedule, Tier, page_aligned
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.binding import Binding, Layout
+from zcompile.runtime.executor import Kernels, NativeUpdates
 from zcompile.runtime.extents import Lease
+from zcompile.runtime.gradient_facts import GradientFacts
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger
+from zcompile.runtime.native_carrier import NativeCarrier
 from zcompile.runtime.shadows import Shadows
-from zcompile.runtime.spot import Region, Spot, spot_of
+from zcompile.runtime.spot import Move, Region, Spot, spot_of
+from zcompile.runtime.stream_run import carry_out
+from zcompile.runtime.streaming import translate
 from zcompile.runtime.tickets import Tickets
 from zcompile.runtime.transfers import Copies, Transfers
 
@@ -26,6 +31,7 @@ class Equipment(Protocol):
     homes: Homes
     transfers: Transfers
     ledger: Ledger
+    facts: GradientFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +68,15 @@ class CpuExecutor:
         copies: Copies | None = None,
     ) -> None:
         assert schedule.arena_bytes <= arena.nbytes, "the arena is too small for the schedule"
+        self._schedule = schedule
         self._bindings = bindings
         self._arena = arena
         self._vacates = schedule.vacates
         self._homes = machine.homes
         self._copies: Copies = copies or machine.transfers
         self._ledger = machine.ledger
+        self._facts = machine.facts
+        self._gradients = {each.name for each in schedule.values if each.role is Role.GRADIENT}
         self._tickets = Tickets()
         self._offsets: dict[str, int] = {}
         self._outgoing: dict[str, _Outgoing] = {}
@@ -81,10 +90,7 @@ class CpuExecutor:
     def fetch(self, ticket: int, value: str, src: Tier, offset: int) -> None:
         del src  # where the bytes rest now decides, even if the plan was made before they moved
         self._tickets.check_new(ticket)
-        nbytes = self._bindings[value].layout.nbytes
-        room = page_aligned(nbytes)
-        assert offset + room <= self._arena.nbytes, f"%{value} does not fit into the arena"
-        region = Region(self._arena.address + offset, nbytes, room, self._arena)
+        region = self._slot(value, offset)
         self._offsets[value] = offset
         self._tickets.start(ticket, value, self._spot(value).fetch(self._copies, region, value))
 
@@ -101,6 +107,8 @@ class CpuExecutor:
             layout = binding.layout
             home = self._homes.fresh(value, dst, layout.dtype, layout.shape, layout.stride)
             spot = spot_of(self._homes, home)
+            if value in self._gradients:
+                self._facts.stored(home, outgoing.tensor)
         else:
             home = binding.source
             spot = self._shadows.spot(value)
@@ -116,6 +124,42 @@ class CpuExecutor:
         if offset is not None and self._vacates:
             self._arena.vacate(offset, page_aligned(self._bindings[value].layout.nbytes))
         self._let_go(value)
+
+    def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:
+        """Carry out the schedule natively where the engine is native: see ``streaming``.
+
+        When this returns or raises, nothing is under way any more.
+        """
+        carrier = self._copies.carrier if isinstance(self._copies, Transfers) else None
+        if not isinstance(carrier, NativeCarrier):
+            return False
+        made = translate(self._schedule, self, native.calls)
+        if made is None:
+            return False
+        carry_out(made, carrier, self._ledger, native.pool, kernels, native.ran)
+        return True
+
+    def fetched(self, step: Fetch) -> tuple[Move, Tensor]:
+        """Return the copy of a fetch, for ``stream``, and the tensor that it lands in."""
+        assert step.offset is not None, f"{step.value} has no place in the arena"
+        layout = self._bindings[step.value].layout
+        region = self._slot(step.value, step.offset)
+        self._offsets[step.value] = step.offset
+        near = self._arena.tensor(step.offset, layout.dtype, layout.shape, layout.stride)
+        return self._spot(step.value).fetching(region, step.value), near
+
+    def offloaded(self, step: Offload, tensor: Tensor) -> Move:
+        """Return the copy of an offload, for ``stream``."""
+        spot = self._moved_to[step.value] = self._shadows.spot(step.value)
+        region = self._region(tensor, self._bindings[step.value].layout.nbytes)
+        return spot.storing(region, step.value)
+
+    def vacated(self, value: str) -> tuple[int, int] | None:
+        """Return the address and the bytes of a slot that its release gives back."""
+        if not self._vacates:
+            return None
+        nbytes = page_aligned(self._bindings[value].layout.nbytes)
+        return self._arena.address + self._offsets[value], nbytes
 
     def commit(self) -> tuple[Lease, ...]:
         """Let the updated homes have their new bytes; whoever asks bumps their versions.
@@ -136,6 +180,12 @@ class CpuExecutor:
             self._offsets.clear()
             self._moved_to.clear()
             self._shadows.drop()
+
+    def _slot(self, value: str, offset: int) -> Region:
+        nbytes = self._bindings[value].layout.nbytes
+        room = page_aligned(nbytes)
+        assert offset + room <= self._arena.nbytes, f"%{value} does not fit into the arena"
+        return Region(self._arena.address + offset, nbytes, room, self._arena)
 
     def _spot(self, value: str) -> Spot:
         """Return where the newest bytes of ``value`` rest."""

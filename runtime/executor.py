@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 from zcompile.ir import Compute, Fetch, Offload, Release, Schedule, Tier, Update, Wait
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from zcompile.runtime.native_stream import UpdateCall
+    from zcompile.runtime.pool import Pool
 
 
 class Executor(Protocol):
@@ -52,6 +55,33 @@ class UpdatingExecutor(Executor, Protocol):
 
     def commit(self) -> object:
         """Let the updated homes have their new bytes, after the last step."""
+        ...
+
+    def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:
+        """Carry out all steps without the interpreter between them, if that can be done.
+
+        ``False``: it cannot, nothing has been done, and the steps are to be called one by one.
+        """
+        ...
+
+
+class NativeUpdates(Protocol):
+    """The updates of a schedule as calls of the native library."""
+
+    @property
+    def pool(self) -> Pool | None:
+        """The threads that work on a call; ``None`` for the calling one alone."""
+        ...
+
+    def calls(self, bucket: str, tensors: Mapping[str, Tensor]) -> Sequence[UpdateCall] | None:
+        """Return what updates ``bucket``, whose values are to be in ``tensors`` by then.
+
+        ``None`` if only its kernel in Python can.
+        """
+        ...
+
+    def ran(self, bucket: str) -> None:
+        """Take note that the calls of ``bucket`` have run, at least in part."""
         ...
 
 

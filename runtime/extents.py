@@ -7,6 +7,7 @@ import json
 import os
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -99,23 +100,36 @@ class ExtentFile:
         or the file has vanished, and ``RuntimeError`` in a forked child: its parent leases
         from the same file.
         """
+        (lease,) = self.lease_row([(nbytes, label)])
+        return lease
+
+    def lease_row(self, wanted: Sequence[tuple[int, str]]) -> list[Lease]:
+        """Lease an extent for each of ``wanted``, bytes and label, as ``lease`` does.
+
+        They lie side by side, in this order, if there is a free range for all of them; the file
+        is not made larger for that.
+        """
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"process {os.getpid()} was forked from process {self._pid} and cannot move "
-                f"{label} to the parent's file: compile the model in the process that trains it"
+                f"{wanted[0][1]} to the parent's file: compile the model in the process that "
+                "trains it"
             )
-        capacity = page_count_bytes(nbytes)
+        capacities = [page_count_bytes(nbytes) for nbytes, _ in wanted]
+        leases: list[Lease] = []
         with self._lock:
             self._settle()
-            self._check_present(capacity, label)
-            offset = self._free.take(capacity)
-            if offset is None:
-                self._grow(capacity, label)
-                offset = self._free.take(capacity)
-                assert offset is not None
-            self._serial += 1
-            self._leased[self._serial] = (offset, capacity)
-            return Lease(self, self._serial, offset, nbytes, label)
+            self._check_present(sum(capacities), wanted[0][1])
+            row = self._free.take(sum(capacities)) if len(wanted) > 1 else None
+            for (nbytes, label), capacity in zip(wanted, capacities, strict=True):
+                if row is None:
+                    offset = self._found(capacity, label)
+                else:
+                    offset, row = row, row + capacity
+                self._serial += 1
+                self._leased[self._serial] = (offset, capacity)
+                leases.append(Lease(self, self._serial, offset, nbytes, label))
+        return leases
 
     def give_back(self, serial: int) -> None:
         """End the lease ``serial`` as soon as the next one is asked for; takes no lock."""
@@ -132,6 +146,15 @@ class ExtentFile:
             extent = self._leased.pop(self._given_back.popleft(), None)
             if extent is not None:
                 self._free.give(*extent)
+
+    def _found(self, capacity: int, label: str) -> int:
+        """Return the offset of a free extent, taken from the list."""
+        offset = self._free.take(capacity)
+        if offset is None:
+            self._grow(capacity, label)
+            offset = self._free.take(capacity)
+            assert offset is not None
+        return offset
 
     def _check_present(self, capacity: int, label: str) -> None:
         if self.fd == -1:

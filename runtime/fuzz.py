@@ -13,6 +13,7 @@ from zcompile.ir import Schedule, Tier, page_aligned
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.binding import Binding, Layout
 from zcompile.runtime.cpu import CpuExecutor
+from zcompile.runtime.executor import Kernels, NativeUpdates
 from zcompile.runtime.extents import Lease
 from zcompile.runtime.late import LateCopies
 from zcompile.runtime.machine import Machine
@@ -93,6 +94,10 @@ class FuzzExecutor:
                 lease, 0, poison.data_ptr(), lease.nbytes, lease.label, keep=poison
             ).wait()
         return replaced
+
+    def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:  # noqa: ARG002
+        """Refuse: here every step is to be seen."""
+        return False
 
     def close(self) -> None:
         self._inner.close()

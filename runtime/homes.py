@@ -128,6 +128,11 @@ class Homes:
         assert self._file is not None, f"{label} has no file to go to"
         return self._file.lease(nbytes, label)
 
+    def lease_row(self, homes: Sequence[Home]) -> list[Lease]:
+        """Lease an extent for each of ``homes``, side by side where that can be."""
+        assert self._file is not None, f"{homes[0].label} has no file to go to"
+        return self._file.lease_row([(home.nbytes, home.label) for home in homes])
+
     def make(
         self, label: str, tier: Tier, nbytes: int, lease: Lease | None = None
     ) -> tuple[Home, Buffer]:

@@ -32,6 +32,17 @@ _MALLOPT.argtypes = [ctypes.c_int, ctypes.c_int]
 _MALLOC_TRIM = _LIBC.malloc_trim
 _MALLOC_TRIM.argtypes = [ctypes.c_size_t]
 
+_SYSCALL = _LIBC.syscall
+_SYSCALL.restype = ctypes.c_long
+_SYSCALL.argtypes = [
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_uint,
+]
+_CACHESTAT = 451
+
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
 _M_TRIM_THRESHOLD = -1
@@ -69,6 +80,17 @@ def reserve_at(address: int, nbytes: int) -> None:
 def map_file_at(address: int, fd: int, offset: int, nbytes: int) -> None:
     """Replace what is mapped at ``address`` by ``nbytes`` of the file at ``offset``, shared."""
     _map(address, nbytes, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
+
+
+def pages_seen(fd: int, offset: int, nbytes: int) -> int:
+    """Return how many pages of the range are in the page cache, or were and have been evicted.
+
+    ``cachestat(2)``, since Linux 6.5; ``OSError`` where the kernel or a filter refuses it.
+    """
+    asked, found = (ctypes.c_uint64 * 2)(offset, nbytes), (ctypes.c_uint64 * 5)()
+    _check(_SYSCALL(_CACHESTAT, fd, asked, found, 0))
+    in_cache, _, _, evicted, _ = found
+    return int(in_cache) + int(evicted)
 
 
 def unmap(address: int, nbytes: int) -> None:

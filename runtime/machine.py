@@ -12,6 +12,7 @@ from zcompile.runtime.arena import Arena
 from zcompile.runtime.binding import Binding
 from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.executor import UpdatingExecutor
+from zcompile.runtime.gradient_facts import GradientFacts
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger
 from zcompile.runtime.retention import RetainingLittle, Retention, slack_bytes
@@ -36,6 +37,7 @@ class Machine:
         self.homes = homes
         self.transfers = transfers
         self.ledger = ledger
+        self.facts = GradientFacts(homes)
         self._make_executor = make_executor
         self._device_budget = device_budget
         self._turn = _Turn()

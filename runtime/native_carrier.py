@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from zcompile.ir import Tier
@@ -22,7 +23,9 @@ from zcompile.runtime.native_io import (
     IOStatus,
     NativeIO,
 )
+from zcompile.runtime.native_stream import NativeStream, Program
 from zcompile.runtime.pending import InFlight, Pending
+from zcompile.runtime.pool import Pool
 
 DIRECT_BLOCK_BYTES = 4 << 20
 """Aligned memory is read and written in blocks of this size, which take no buffer."""
@@ -30,15 +33,16 @@ DIRECT_BLOCK_BYTES = 4 << 20
 DEPTHS = {IOKind.URING: 8, IOKind.THREADS: 4}
 """Blocks under way at once in one direction: a ring costs nothing for more, a thread does."""
 
-_SLICE_SECONDS = 0.2
+SLICE_SECONDS = 0.2
 """A wait returns to the interpreter this often, which then notices an interrupt."""
 
-_QUEUES = {
+QUEUES: Mapping[Channel, IOChannel] = {
     Channel.NVME_READ: IOChannel.READ,
     Channel.NVME_WRITE: IOChannel.WRITE,
     Channel.H2D: IOChannel.COPY_IN,
     Channel.D2H: IOChannel.COPY_OUT,
 }
+"""The queue of the engine that serves each channel."""
 
 
 class NativeCarrier:
@@ -71,6 +75,7 @@ class NativeCarrier:
         self._lock = threading.RLock()  # a finalizer may start a copy inside any of our calls
         self._flying: dict[int, _Flight] = {}
         self._early: dict[int, IOResult] = {}
+        self._streams: set[NativeStream] = set()
         self._buffers_held_bytes = 0
         self.io = NativeIO(
             self._native,
@@ -101,16 +106,29 @@ class NativeCarrier:
 
     def move(self, channel: Channel, span: Span, keep: object, *, urgent: bool) -> Pending:
         assert self._file is not None, "there is no file"
-        direct_fd = self._file.direct_fd
-        pair = FilePair(self._file.fd, -1 if direct_fd is None else direct_fd)
         piece = IOSpan(span.offset, span.address, span.nbytes, span.memory_room, span.file_room)
-        return self._submit(channel, piece, [pair], span.label, keep, urgent=urgent)
+        return self._submit(channel, piece, self._files(), span.label, keep, urgent=urgent)
 
     def copy(
         self, channel: Channel, source: int, destination: int, nbytes: int, keep: object
     ) -> Pending:
         piece = IOSpan(source, destination, nbytes)
         return self._submit(channel, piece, [], "memory", keep, urgent=False)
+
+    def open_stream(self, program: Program, pool: Pool | None) -> NativeStream:
+        """Return ``program`` ready to run; to be ended with ``end_stream``."""
+        self._check_open()
+        with self._lock:
+            stream = NativeStream(self._native, self.io, pool, program, self._files())
+            self._streams.add(stream)
+        return stream
+
+    def end_stream(self, stream: NativeStream) -> None:
+        """Let go of a stream that is closed."""
+        with self._lock:
+            self._streams.discard(stream)
+            if not self._closed:
+                self._count_buffers()
 
     def retire(self) -> None:
         if self._pid == os.getpid() and not self._closed:
@@ -121,6 +139,8 @@ class NativeCarrier:
             self._closed = True
             return
         self.io.retire()
+        for stream in list(self._streams):
+            stream.close()
         for ticket in list(self._flying):
             self.io.wait(ticket)
         self.reap()
@@ -140,26 +160,35 @@ class NativeCarrier:
         *,
         urgent: bool,
     ) -> Pending:
-        if self._closed:
-            raise ValueError("no copy can start any more: the transfers are closed")
-        if self._pid != os.getpid():
-            self._start()  # the threads and the lock are the parent's
+        self._check_open()
         flight = _Flight(self, channel, self._ledger, label, keep)
         if piece.nbytes == 0:
             flight.land(None)
             return flight
         with self._lock:
-            flight.ticket = self.io.submit(_QUEUES[channel], [piece], files, urgent=urgent)
+            flight.ticket = self.io.submit(QUEUES[channel], [piece], files, urgent=urgent)
             self._flying[flight.ticket] = flight
             if flight.ticket in self._early:
                 self._settle(self._early.pop(flight.ticket))
         self.reap()
         return flight
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("no copy can start any more: the transfers are closed")
+        if self._pid != os.getpid():
+            self._start()  # the threads and the lock are the parent's
+
+    def _files(self) -> list[FilePair]:
+        if self._file is None:
+            return []
+        direct_fd = self._file.direct_fd
+        return [FilePair(self._file.fd, -1 if direct_fd is None else direct_fd)]
+
     def wait(self, ticket: int) -> None:
         """Block until the copy is over, its result recorded."""
         io = self.io
-        while not io.wait(ticket, _SLICE_SECONDS):
+        while not io.wait(ticket, SLICE_SECONDS):
             pass
         self.reap()
 
@@ -182,7 +211,9 @@ class NativeCarrier:
             return None
         if result.moved_bytes:
             self._ledger.moved(flight.channel, result.moved_bytes)
-        return flight.land(self._error(flight, result))
+        failed = result.error != 0
+        error = self.failure(flight.channel, result, flight.label) if failed else None
+        return flight.land(error)
 
     def _count_buffers(self) -> None:
         held_bytes = self.io.status().buffer_bytes
@@ -190,17 +221,16 @@ class NativeCarrier:
             self._ledger.hold(Tier.DEVICE, held_bytes - self._buffers_held_bytes)
             self._buffers_held_bytes = held_bytes
 
-    def _error(self, flight: _Flight, result: IOResult) -> Exception | None:
-        if result.error == 0:
-            return None
+    def failure(self, channel: Channel, result: IOResult, label: str) -> StorageError:
+        """Return the error of a copy of ``label`` that has ended with ``result``."""
         assert self._file is not None, "copies of memory do not fail"
         return StorageError.during(
-            "read" if flight.channel is Channel.NVME_READ else "write",
+            "read" if channel is Channel.NVME_READ else "write",
             result.error,
             file=self._file.path,
             offset=result.offset,
             nbytes=result.nbytes,
-            label=flight.label,
+            label=label,
         )
 
 

@@ -52,7 +52,9 @@ class _Options(ctypes.Structure):
     )
 
 
-class _File(ctypes.Structure):
+class File(ctypes.Structure):
+    """``zinf_io_file``."""
+
     _fields_ = (("fd", ctypes.c_int32), ("direct_fd", ctypes.c_int32))
 
 
@@ -68,7 +70,7 @@ class _Span(ctypes.Structure):
 
 class _Request(ctypes.Structure):
     _fields_ = (
-        ("files", ctypes.POINTER(_File)),
+        ("files", ctypes.POINTER(File)),
         ("spans", ctypes.POINTER(_Span)),
         ("checksums", ctypes.c_void_p),
         ("checksum_bytes", ctypes.c_uint64),
@@ -78,7 +80,9 @@ class _Request(ctypes.Structure):
     )
 
 
-class _Result(ctypes.Structure):
+class Result(ctypes.Structure):
+    """``zinf_io_result``."""
+
     _fields_ = (
         ("ticket", ctypes.c_uint64),
         ("moved_bytes", ctypes.c_uint64),
@@ -181,6 +185,11 @@ class IOResult:
     offset: int
     nbytes: int
 
+    @classmethod
+    def of(cls, made: Any) -> IOResult:
+        """Return what a ``Result`` says."""
+        return cls(made.ticket, made.moved_bytes, made.error, made.file, made.offset, made.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class IOStatus:
@@ -253,7 +262,7 @@ class NativeIO:
 
         Raises ``NativeError``: EINVAL for what makes no sense, ESHUTDOWN once retired.
         """
-        c_files = (_File * len(files))(*(_File(file.fd, file.direct_fd) for file in files))
+        c_files = (File * len(files))(*(File(file.fd, file.direct_fd) for file in files))
         c_spans = (_Span * len(spans))(
             *(_Span(s.offset, s.address, s.nbytes, s.memory_room, s.file_room) for s in spans)
         )
@@ -286,13 +295,10 @@ class NativeIO:
     def reap(self) -> list[IOResult]:
         """Return how requests have ended since the last call, each once."""
         reaped: list[IOResult] = []
-        results = (_Result * _REAPED_AT_ONCE)()
+        results = (Result * _REAPED_AT_ONCE)()
         while True:
             count: int = self._reap(self._handle, results, _REAPED_AT_ONCE)
-            reaped += [
-                IOResult(r.ticket, r.moved_bytes, r.error, r.file, r.offset, r.nbytes)
-                for r in results[:count]
-            ]
+            reaped += [IOResult.of(result) for result in results[:count]]
             if count < _REAPED_AT_ONCE:
                 return reaped
 
@@ -327,6 +333,11 @@ class NativeIO:
         )
         set_fault(self._handle, self._fault, None)
         del before
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The ``zinf_io*``, for native functions that use the engine; valid until ``close``."""
+        return self._handle
 
     def retire(self) -> None:
         """Accept no more requests; the threads end once nothing is left."""

@@ -165,7 +165,7 @@ class _Call(ctypes.Structure):
     )
 
 
-_ROW = np.dtype(
+ROW = np.dtype(
     [
         ("param", "u8"),
         ("grad", "u8"),
@@ -209,7 +209,7 @@ def batch(items: Sequence[Item]) -> Batch:
     num_states = len(types[2])
     if any(len(item.states) != num_states for item in items):
         raise ValueError("the items of one call differ in their states: make a call for each")
-    rows = np.zeros(len(items), _ROW)
+    rows = np.zeros(len(items), ROW)
     numels = [item.param.numel() for item in items]
     rows["numel"] = numels
     rows["param"] = _column([item.param for item in items], numels)
@@ -248,7 +248,7 @@ class Optimizers:
         finite.  ``isa`` picks kernels, as ``Native.isas`` numbers them.  Raises ``NativeError``
         if states and flags do not fit together.
         """
-        call = _call(formula, of, isa)
+        call = call_of(formula, of, isa)
         handle = None if pool is None else pool.handle
         address = of.rows.ctypes.data
         return self._native.check(self._step(call, address, len(of.rows), handle)) == 0
@@ -258,7 +258,7 @@ class Optimizers:
     ) -> npt.NDArray[np.float64]:
         """Return the sum of squares of each gradient in ``of``, whatever the threads."""
         sums = np.empty(len(of.rows))
-        call = _call(Formula(Kind.SGD), of, isa)
+        call = call_of(Formula(Kind.SGD), of, isa)
         handle = None if pool is None else pool.handle
         address = of.rows.ctypes.data
         self._native.check(self._square_sums(call, address, len(of.rows), handle, sums.ctypes.data))
@@ -273,7 +273,8 @@ def new_state(numel: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     ) if dtype is torch.uint8 else None
 
 
-def _call(formula: Formula, of: Batch, isa: int) -> _Call:
+def call_of(formula: Formula, of: Batch, isa: int = BEST_ISA) -> _Call:
+    """Return what all tensors of a call share, as the library takes it."""
     param_type, grad_type, state_types, out_type = of.types
     call = _Call(formula.kind, formula.flags, isa, param_type, grad_type)
     for slot, state_type in enumerate(state_types):

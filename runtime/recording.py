@@ -9,6 +9,7 @@ from torch import Tensor
 
 from zcompile.ir import Fetch, Offload, Release, Step, Tier, Wait, render_step
 from zcompile.runtime.binding import Binding, Layout
+from zcompile.runtime.executor import Kernels, NativeUpdates
 from zcompile.runtime.extents import Lease
 from zcompile.runtime.tickets import Tickets
 
@@ -63,6 +64,10 @@ class RecordingExecutor:
                 if source is not None:
                     source.copy_(tensor)
         return ()
+
+    def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:  # noqa: ARG002
+        """Refuse: here every step is to be seen."""
+        return False
 
     def close(self) -> None:
         self._newest.clear()

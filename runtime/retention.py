@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zcompile.ir import Tier
 from zcompile.runtime import libc
-from zcompile.runtime.executor import UpdatingExecutor
+from zcompile.runtime.executor import Kernels, NativeUpdates, UpdatingExecutor
 from zcompile.runtime.procfs import ProcessPages
 
 MIN_SLACK_BYTES = 8 << 20
@@ -87,6 +87,9 @@ class RetainingLittle:
 
     def commit(self) -> object:
         return self._inner.commit()
+
+    def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:
+        return self._inner.stream(kernels, native)  # what runs natively frees no memory
 
     def close(self) -> None:
         try:

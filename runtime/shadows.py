@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -13,6 +13,10 @@ from zcompile.runtime.extents import Lease
 from zcompile.runtime.home import Home
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.spot import InExtent, Spot, spot_of
+
+ROW_BYTES = 64 << 20
+"""Shadows are leased in rows of about this size: a parameter and its states come side by side,
+and so do small parameters that are updated together, so that one request moves them all."""
 
 
 class Shadows:
@@ -40,8 +44,8 @@ class Shadows:
             for home, nbytes in covered_bytes.items()
             if home.lease is not None and nbytes == home.nbytes
         ]
-        for home in self._homes.may_be_swapped(covered):
-            self._leases[home] = self._homes.lease(home.nbytes, home.label)
+        for row in _rows(self._homes.may_be_swapped(covered)):
+            self._leases.update(zip(row, self._homes.lease_row(row), strict=True))
         if len(self._leases) < len(covered):
             warnings.warn(
                 "some tensors in files are updated in place, and a failed update may leave them "
@@ -78,3 +82,15 @@ class Shadows:
     def drop(self) -> None:
         """Let go of the shadows."""
         self._leases.clear()
+
+
+def _rows(homes: Sequence[Home]) -> Iterator[list[Home]]:
+    """Cut ``homes`` into rows of about ``ROW_BYTES``, in order."""
+    row: list[Home] = []
+    for home in homes:
+        if row and sum(each.nbytes for each in row) + home.nbytes > ROW_BYTES:
+            yield row
+            row = []
+        row.append(home)
+    if row:
+        yield row

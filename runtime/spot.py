@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from zcompile.ir import Channel
+from zcompile.runtime.blocks import Span
 from zcompile.runtime.extents import Lease
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.pending import Pending
-from zcompile.runtime.transfers import Copies
+from zcompile.runtime.transfers import Copies, read_span, write_span
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,18 @@ class Region:
     nbytes: int
     room: int
     owner: object
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One copy that has not started: what ``channel`` has to move, and the owners of both ends.
+
+    For copies of memory the offset of the span is the address of the source.
+    """
+
+    channel: Channel
+    span: Span
+    keep: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,18 @@ class InExtent:
             keep=region.owner,
         )
 
+    def fetching(self, region: Region, label: str) -> Move:
+        """Return the copy that ``fetch`` would start."""
+        span = read_span(self.lease, self.offset, region.address, region.nbytes, label, region.room)
+        return Move(Channel.NVME_READ, span, (self.lease, region.owner))
+
+    def storing(self, region: Region, label: str) -> Move:
+        """Return the copy that ``store`` would start."""
+        span = write_span(
+            self.lease, self.offset, region.address, region.nbytes, label, region.room
+        )
+        return Move(Channel.NVME_WRITE, span, (self.lease, region.owner))
+
 
 @dataclass(frozen=True, slots=True)
 class InMemory:
@@ -70,6 +96,21 @@ class InMemory:
         """Start replacing them by those of ``region``."""
         keep = (self.owner, region.owner)
         return copies.copy_out(region.address, self.address, region.nbytes, keep=keep)
+
+    def fetching(self, region: Region, label: str) -> Move:
+        """Return the copy that ``fetch`` would start."""
+        return self._move(Channel.H2D, self.address, region.address, region, label)
+
+    def storing(self, region: Region, label: str) -> Move:
+        """Return the copy that ``store`` would start."""
+        return self._move(Channel.D2H, region.address, self.address, region, label)
+
+    def _move(
+        self, channel: Channel, source: int, destination: int, region: Region, label: str
+    ) -> Move:
+        nbytes = region.nbytes
+        span = Span(source, destination, nbytes, nbytes, nbytes, label)
+        return Move(channel, span, (self.owner, region.owner))
 
 
 Spot = InExtent | InMemory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import Protocol
 
 from zcompile.ir import page_aligned
@@ -164,15 +165,7 @@ class Transfers:
         urgent: bool = False,
     ) -> Pending:
         """Implement ``Copies.read``."""
-        assert 0 <= offset <= lease.nbytes - nbytes, f"{label} does not lie in {lease}"
-        span = Span(
-            offset=lease.offset + offset,
-            address=address,
-            nbytes=nbytes,
-            memory_room=capacity or nbytes,
-            file_room=lease.capacity - offset,
-            label=label,
-        )
+        span = read_span(lease, offset, address, nbytes, label, capacity or nbytes)
         return self.carrier.move(Channel.NVME_READ, span, (lease, keep), urgent=urgent)
 
     def write(
@@ -188,16 +181,7 @@ class Transfers:
         urgent: bool = False,
     ) -> Pending:
         """Implement ``Copies.write``."""
-        assert 0 <= offset <= lease.nbytes - nbytes, f"{label} does not lie in {lease}"
-        ends_the_extent = offset + nbytes == lease.nbytes
-        span = Span(
-            offset=lease.offset + offset,
-            address=address,
-            nbytes=nbytes,
-            memory_room=capacity or nbytes,
-            file_room=lease.capacity - offset if ends_the_extent else nbytes,
-            label=label,
-        )
+        span = write_span(lease, offset, address, nbytes, label, capacity or nbytes)
         return self.carrier.move(Channel.NVME_WRITE, span, (lease, keep), urgent=urgent)
 
     def copy_in(
@@ -211,3 +195,27 @@ class Transfers:
     ) -> Pending:
         """Implement ``Copies.copy_out``."""
         return self.carrier.copy(Channel.D2H, source, destination, nbytes, keep)
+
+
+def read_span(
+    lease: Lease, offset: int, address: int, nbytes: int, label: str, memory_room: int
+) -> Span:
+    """Return what a read of ``nbytes`` from byte ``offset`` of the extent has to move."""
+    assert 0 <= offset <= lease.nbytes - nbytes, f"{label} does not lie in {lease}"
+    return Span(
+        offset=lease.offset + offset,
+        address=address,
+        nbytes=nbytes,
+        memory_room=memory_room,
+        file_room=lease.capacity - offset,
+        label=label,
+    )
+
+
+def write_span(
+    lease: Lease, offset: int, address: int, nbytes: int, label: str, memory_room: int
+) -> Span:
+    """Return what a write of ``nbytes`` to byte ``offset`` of the extent has to move."""
+    ends_the_extent = offset + nbytes == lease.nbytes
+    span = read_span(lease, offset, address, nbytes, label, memory_room)
+    return span if ends_the_extent else replace(span, file_room=nbytes)

@@ -49,13 +49,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "leaving": {"errors", "runtime", "bridge"},
     "session": BELOW_SESSION,
     "backend": BELOW_BACKEND,
+    "clipping": {*BELOW_BACKEND, "backend"},
     "report": {*BELOW_BACKEND, "backend", "machines"},
     "demo": {*BELOW_BACKEND, "backend", "report"},
     "bench": {"version", *BELOW_BACKEND, "machines"},
     "doctor": {"version", *BELOW_BACKEND, "machines", "report"},
     "cli": {"version", *BELOW_BACKEND, "backend", "report", "demo", "doctor", "bench"},
     # The package itself imports when asked for a name; for type checkers it names them all.
-    "": {"version", *BELOW_BACKEND, "backend", "report"},
+    "": {"version", *BELOW_BACKEND, "backend", "clipping", "report"},
 }
 """By layer, a module or folder of the package: the layers it may import."""
 

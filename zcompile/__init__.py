@@ -11,18 +11,28 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from zcompile import optim
+    from zcompile.clipping import clip_grad_norm_
     from zcompile.errors import BudgetError
     from zcompile.options import Options
     from zcompile.report.schedules import schedules
     from zcompile.report.stats import stats
     from zcompile.version import __version__
 
-__all__ = ["BudgetError", "Options", "__version__", "optim", "schedules", "stats"]
+__all__ = [
+    "BudgetError",
+    "Options",
+    "__version__",
+    "clip_grad_norm_",
+    "optim",
+    "schedules",
+    "stats",
+]
 
 _MODULES = {
     "BudgetError": "zcompile.errors",
     "__version__": "zcompile.version",
     "Options": "zcompile.options",
+    "clip_grad_norm_": "zcompile.clipping",
     "schedules": "zcompile.report.schedules",
     "stats": "zcompile.report.stats",
 }

@@ -93,10 +93,10 @@ class Backend:
             end = torch_private.watch_attempts(partial(_attempted, weakref.ref(self)))
             weakref.finalize(self, end).atexit = False
         if owner is None:
-            return Session(options, self._make_executor, self._all_sessions)
+            return Session(options, self._make_executor, self.all_sessions)
         of_owner = self._sessions.setdefault(owner, {})
         if options not in of_owner:
-            of_owner[options] = Session(options, self._make_executor, self._all_sessions)
+            of_owner[options] = Session(options, self._make_executor, self.all_sessions)
         return of_owner[options]
 
     def sessions(self, owner: object) -> tuple[Session, ...]:
@@ -114,10 +114,11 @@ class Backend:
 
     def managing(self, named: Mapping[str, Tensor], options: Options) -> Session | None:
         """Return a session under ``options`` that knows all these parameters by their names."""
-        every = (each for each in self._all_sessions() if each.options == options)
+        every = (each for each in self.all_sessions() if each.options == options)
         return next((each for each in every if each.knows(named)), None)
 
-    def _all_sessions(self) -> tuple[Session, ...]:
+    def all_sessions(self) -> tuple[Session, ...]:
+        """Return the sessions of all compiled modules and functions that there are."""
         return tuple(
             session for of_owner in list(self._sessions.values()) for session in of_owner.values()
         )

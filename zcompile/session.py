@@ -38,6 +38,7 @@ from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.file_io import FileIO, choose
 from zcompile.runtime.folder import RunFolder
+from zcompile.runtime.gradient_facts import GradientFacts
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger, Snapshot
 from zcompile.runtime.machine import Machine, MakeExecutor
@@ -252,6 +253,10 @@ class Session:
 
     def _houses(self, tensor: Tensor) -> bool:
         return self._machine is not None and self._machine.homes.find(tensor) is not None
+
+    def facts_of(self, gradient: Tensor) -> GradientFacts | None:
+        """Return what is known of gradients here, if ``gradient`` rests in a home here."""
+        return self.machine.facts if self._houses(gradient) else None
 
     def knows(self, named: Mapping[str, Tensor]) -> bool:
         """Whether every one of these parameters has been in a schedule by its name."""

@@ -16,6 +16,7 @@ from zcompile.passes.pipeline import PIPELINE, run_within_budget
 from zcompile.precision import Precision
 from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.extents import ExtentFile
+from zcompile.runtime.file_io import FileIO
 from zcompile.runtime.folder import RunFolder
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger
@@ -49,6 +50,7 @@ class SmallSession:
         *,
         window_bytes: int | None = WINDOW_BYTES,
         calls: Syscalls | None = None,
+        io: FileIO = FileIO.AUTO,
         make_executor: MakeExecutor = CpuExecutor,
         precision: Precision | None = None,
     ) -> None:
@@ -62,7 +64,7 @@ class SmallSession:
         self._file = ExtentFile(self._folder, slab_bytes=1 << 20)
         ledger = Ledger()
         homes = Homes(self._file, ledger)
-        transfers = Transfers(self._file, ledger, calls=calls)
+        transfers = Transfers(self._file, ledger, calls=calls, io=io)
         self.machine = Machine(homes, transfers, ledger, make_executor)
         for tier in (Tier.HOST, Tier.NVME):
             moving = [

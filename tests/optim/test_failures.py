@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.optim.small_session import (
 )
 from tests.optim.twins import Make, Twins, bits
 from zcompile.ir import Tier
+from zcompile.runtime import shadows
 from zcompile.runtime.errors import StorageError
 from zcompile.runtime.extents import ExtentFile, Lease
 from zcompile.runtime.syscalls import SystemCalls
@@ -109,19 +111,21 @@ def test_a_full_disk_is_found_before_anything_moves(
         own.give_gradients(gradients(own.parameters.values(), 1))
         before = picture(own, twins.ours)
         moved = own.machine.ledger.snapshot().moved_bytes
-        lease = ExtentFile.lease
-        leased: list[str] = []
+        lease_row = ExtentFile.lease_row
+        rows: list[Sequence[tuple[int, str]]] = []
 
-        def full(self: ExtentFile, nbytes: int, label: str) -> Lease:
-            leased.append(label)
-            if len(leased) > 5:
+        def full(self: ExtentFile, wanted: Sequence[tuple[int, str]]) -> list[Lease]:
+            rows.append(wanted)
+            if len(rows) > 3:
+                nbytes, label = wanted[0]
                 raise StorageError.during(
                     "allocate", errno.ENOSPC, file=self.path, offset=0, nbytes=nbytes, label=label
                 )
-            return lease(self, nbytes, label)
+            return lease_row(self, wanted)
 
         with monkeypatch.context() as patch:
-            patch.setattr(ExtentFile, "lease", full)
+            patch.setattr(shadows, "ROW_BYTES", 100_000)
+            patch.setattr(ExtentFile, "lease_row", full)
             with pytest.raises(StorageError, match="ENOSPC"):
                 twins.ours.step()
         assert own.machine.ledger.snapshot().moved_bytes == moved

@@ -108,10 +108,12 @@ class NativeKernels:
         scaling: Scaling,
         operands: Sequence[Operands],
         storage: Storage | None = None,
+        factor: Tensor | None = None,
     ) -> None:
         """Do what ``run_by_torch`` does, to the same bits, or what ``storage`` asks for."""
-        for formula, tensors in self.prepared(arithmetic, rule, group, scaling, operands, storage):
-            done = self._optimizers.step(formula, tensors, self._threads())
+        calls = self.prepared(arithmetic, rule, group, scaling, operands, storage, factor)
+        for formula, tensors in calls:
+            done = self._optimizers.step(formula, tensors, self.threads())
             assert done
 
     def prepared(
@@ -122,18 +124,24 @@ class NativeKernels:
         scaling: Scaling,
         operands: Sequence[Operands],
         storage: Storage | None = None,
+        factor: Tensor | None = None,
     ) -> list[tuple[Formula, Batch]]:
-        """Return the native calls that update ``operands``, usually one; raise their counts."""
+        """Return the native calls that update ``operands``, usually one; raise their counts.
+
+        Gradients, in fp32, are multiplied by ``factor`` before anything else, but not changed.
+        """
         options = rule.options(group, first=operands[0].first)
         assert options is not None
         formula = _formula(options, arithmetic, scaling)
+        if factor is not None:
+            formula = replace(formula, clip_factor=float(factor))
         if operands[0].out is not None:
             formula = formula.with_flags(Flag.FOLLOW)
         items = [_item(options, arithmetic, rule, group, each) for each in operands]
         calls = _calls(formula, items, operands, storage)
         return [(each, batch(together)) for each, together in calls]
 
-    def _threads(self) -> Pool | None:
+    def threads(self) -> Pool | None:
         """Return a pool of as many threads as torch computes with."""
         wanted = torch.get_num_threads()
         if wanted == 1:

@@ -20,7 +20,7 @@ from zcompile.optim.storage import FOLLOWING
 from zcompile.precision import MASTER
 from zcompile.runtime.homes import Homes
 
-_Key = tuple[int, int, bool, bool, str]
+_Key = tuple[int, int, bool, bool, str, int]
 
 PARAM, GRAD = "", "grad"
 """The kinds of parts that are no states; the kind of a state is its name in the optimizer."""
@@ -32,7 +32,8 @@ class Subject:
 
     ``number`` is its place in the optimizer.  A part that is to be made has a tensor from
     ``make_states`` on.  ``arithmetic`` is how native kernels update it, ``None`` where torch's
-    do.  ``count`` is what the count of updates becomes.
+    do.  ``count`` is what the count of updates becomes.  ``factor`` is what clipping has left
+    the gradient to be multiplied by.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Subject:
     tensors: dict[str, Tensor]
     arithmetic: Arithmetic | None = None
     count: Tensor | None = None
+    factor: Tensor | None = None
 
     def within(self, tensors: Mapping[str, Tensor], span: Span) -> dict[str, Tensor]:
         """Return the part of ``tensors``, those of one piece by kind, that ``span`` says."""
@@ -123,8 +125,10 @@ def subjects_of(
     )
     parts_of = [_parts(claim, rule, scaling, host) for claim in claims]
     ways = [_arithmetic(claim, rule, scaling, kernels) for claim in claims]
+    factors = [host.machine.facts.factor(claim.grad) for claim in claims]
     keys = [
-        _key(claim, parts, way) for claim, parts, way in zip(claims, parts_of, ways, strict=True)
+        _key(claim, parts, way, factor)
+        for claim, parts, way, factor in zip(claims, parts_of, ways, factors, strict=True)
     ]
     groups = {key: group for group, key in enumerate(sorted(set(keys)))}
     subjects = [
@@ -135,9 +139,10 @@ def subjects_of(
             parts,
             {PARAM: claim.param, GRAD: claim.grad, **claim.states},
             way,
+            factor=factor,
         )
-        for number, (claim, parts, way, key) in enumerate(
-            zip(claims, parts_of, ways, keys, strict=True)
+        for number, (claim, parts, way, key, factor) in enumerate(
+            zip(claims, parts_of, ways, keys, factors, strict=True)
         )
     ]
     return tuple(sorted(subjects, key=lambda subject: subject.member.group))
@@ -186,14 +191,18 @@ def _arithmetic(
     return ANY_BITS if found is None and storage.needs_native else found
 
 
-def _key(claim: Claim, parts: dict[str, Part], way: Arithmetic | None) -> _Key:
+def _key(
+    claim: Claim, parts: dict[str, Part], way: Arithmetic | None, factor: Tensor | None
+) -> _Key:
     """Return by what to sort: parameters that differ in it are never in one bucket.
 
     First comes what is on nvme alone, then mixtures, then what stays put: see ``update``.
-    Within that, parameters of one group and type, age of states and kind of kernels share
-    their calls.
+    Within that, parameters of one group and type, age of states, kind of kernels and factor
+    share their calls.
     """
-    alike = claim.group_index, claim.first, way is None, str(claim.param.dtype)
+    # By its bits: one that is not a number equals nothing.
+    bits = 0 if factor is None else int(factor.float().view(torch.int32))
+    alike = claim.group_index, claim.first, way is None, str(claim.param.dtype), bits
     if not any(part.away for part in parts.values()):
         return 2, *alike
     nvme_alone = all(part.home is Tier.NVME for part in parts.values() if part.written)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +108,7 @@ class Takeover:
         if rule_of(optimizer) is None:
             check_all_updated(optimizer, None, host, ())
             self._warn(optimizer, brought)
+            _settle(optimizer, host)
             return
         # Anew for each step: so it stands behind hooks that were added since the last one.
         if sighting.last_hook is not None:
@@ -124,6 +126,7 @@ class Takeover:
         optimizer_left, *others = args
         memo = self._sighting(optimizer).memo
         done = _update(optimizer_left, rule, host, memo, self._kernels)
+        _settle(optimizer_left, host, done)
         return (_without(optimizer_left, done), *others), kwargs
 
     def _after_step(self, optimizer: Optimizer, _args: Args, _kwargs: Kwargs) -> None:
@@ -188,7 +191,12 @@ def _update(
 ) -> set[int]:
     """Update what we claim of ``optimizer``; return the ids of those parameters."""
     scaling = Scaling.of(optimizer)
-    subjects = subjects_of(claims_of(optimizer, rule, host), rule, scaling, host, kernels)
+    claims = claims_of(optimizer, rule, host)
+    for claim in claims:
+        # The factor comes before what writes the gradient or reads it in another type.
+        if scaling.used or rule.writes_grad(claim.group, scaling) or not claim.storage.plain:
+            host.machine.facts.settle(claim.grad)
+    subjects = subjects_of(claims, rule, scaling, host, kernels)
     target = host.target()  # only now: states that are new have been placed meanwhile
     subjects = fitting(subjects, target)
     check_all_updated(optimizer, rule, host, [subject.claim for subject in subjects])
@@ -210,6 +218,14 @@ def _bring_home(optimizer: Optimizer, host: Host) -> Brought:
     if rule is not None:
         settle_types(optimizer, rule, host)
     return bring_home(optimizer, host)
+
+
+def _settle(optimizer: Optimizer, host: Host, done: Collection[int] = ()) -> None:
+    """Scale the gradients that clipping has left to us, but for those of parameters ``done``."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.grad is not None and id(param) not in done:
+                host.machine.facts.settle(param.grad)
 
 
 def _without(optimizer: Optimizer, done: set[int]) -> Optimizer:

@@ -20,15 +20,18 @@ from torch import Tensor
 
 from zcompile.ir import Tier
 from zcompile.optim.chunks import Bucket, Part, Piece, Span
+from zcompile.optim.claims import Claim
 from zcompile.optim.native import NativeKernels
 from zcompile.optim.program import Program, bucket_name, piece_name, zeros_name
-from zcompile.optim.rule import Rule, Scaling
+from zcompile.optim.rule import Operands, Rule, Scaling
 from zcompile.optim.storage import run_by_torch
 from zcompile.optim.subjects import Subject
 from zcompile.runtime.binding import Binding
 from zcompile.runtime.executor import execute
 from zcompile.runtime.libc import return_freed_memory
 from zcompile.runtime.machine import Machine
+from zcompile.runtime.native_stream import UpdateCall
+from zcompile.runtime.pool import Pool
 
 Kernel = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
@@ -52,6 +55,7 @@ class Update:
         self._machine = machine
         self._kernels = kernels
         self._changed: dict[str, None] = {}
+        self._streamed = {bucket_name(at): each for at, each in enumerate(program.streamed)}
 
     @torch.no_grad()
     def run(self) -> None:
@@ -90,7 +94,8 @@ class Update:
         with self._machine.executing(schedule, self._bindings()) as executor:
             try:
                 executor.prepare()
-                execute(schedule, executor, kernels, {})
+                if not executor.stream(kernels, self):
+                    execute(schedule, executor, kernels, {})
                 executor.commit()
             except Exception as error:
                 self._tell_changed(error)
@@ -132,15 +137,51 @@ class Update:
             pieces = [self._near(piece, fetched) for piece in bucket.pieces]
             for call in bucket.calls:
                 self._call(call, bucket, pieces)
-            self._changed.update(
-                (part.name, None)
-                for piece in bucket.pieces
-                for part in self._subjects[piece.member].parts.values()
-                if part.written and not part.made and part.home is not Tier.NVME
-            )
+            self._note_changed(bucket)
             return fetched
 
         return run
+
+    @property
+    def pool(self) -> Pool | None:
+        """Implement ``NativeUpdates.pool``."""
+        return None if self._kernels is None else self._kernels.threads()
+
+    def calls(self, bucket: str, tensors: Mapping[str, Tensor]) -> Sequence[UpdateCall] | None:
+        """Implement ``NativeUpdates.calls``."""
+        of = self._streamed[bucket]
+        subject = self._subjects[of.pieces[0].member]
+        if self._kernels is None or subject.arithmetic is None:
+            return None
+        pieces = [self._near(piece, tensors) for piece in of.pieces]
+        prepared: list[UpdateCall] = []
+        for call in of.calls:
+            claim, operands, _ = self._operands(call, of, pieces)
+            calls = self._kernels.prepared(
+                subject.arithmetic,
+                self._rule,
+                claim.group,
+                self._scaling,
+                operands,
+                claim.storage,
+                subject.factor,
+            )
+            prepared += [UpdateCall(formula, tensors) for formula, tensors in calls]
+            self._take_counts(call, of, operands)
+        return prepared
+
+    def ran(self, bucket: str) -> None:
+        """Implement ``NativeUpdates.ran``."""
+        self._note_changed(self._streamed[bucket])
+
+    def _note_changed(self, bucket: Bucket) -> None:
+        """Take note of what is changed and will not be as before if a copy fails."""
+        self._changed.update(
+            (part.name, None)
+            for piece in bucket.pieces
+            for part in self._subjects[piece.member].parts.values()
+            if part.written and not part.made and part.home is not Tier.NVME
+        )
 
     def _near(self, piece: Piece, fetched: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return all tensors of ``piece`` on the device, by kind; new states begin."""
@@ -155,6 +196,33 @@ class Update:
         self, call: Sequence[Span], bucket: Bucket, pieces: Sequence[dict[str, Tensor]]
     ) -> None:
         """Call torch's kernels, or native ones in their place, once, on parts of ``pieces``."""
+        claim, operands, nears = self._operands(call, bucket, pieces)
+        subject = self._subjects[bucket.pieces[call[0].piece].member]
+        if subject.arithmetic is None or self._kernels is None:
+            if subject.factor is not None:  # what is scaled here is a copy: it has travelled
+                for each in operands:
+                    each.grad.mul_(subject.factor)
+            run_by_torch(self._rule, claim.group, self._scaling, operands)
+        else:
+            self._kernels.run(
+                subject.arithmetic,
+                self._rule,
+                claim.group,
+                self._scaling,
+                operands,
+                claim.storage,
+                subject.factor,
+            )
+        self._take_counts(call, bucket, operands)
+        for near, result in zip(nears, operands, strict=True):
+            for kind, state in result.states.items():
+                if state.data_ptr() != near[kind].data_ptr():  # a first momentum, made by torch
+                    near[kind].copy_(state)
+
+    def _operands(
+        self, call: Sequence[Span], bucket: Bucket, pieces: Sequence[dict[str, Tensor]]
+    ) -> tuple[Claim, list[Operands], list[dict[str, Tensor]]]:
+        """Return what ``call`` works on, and a claim that speaks for all of its parameters."""
         subjects = [self._subjects[bucket.pieces[span.piece].member] for span in call]
         nears = [
             subject.within(pieces[span.piece], span)
@@ -164,18 +232,13 @@ class Update:
             subject.operands(near, bucket.pieces[span.piece].start + span.start, self._rule)
             for span, subject, near in zip(call, subjects, nears, strict=True)
         ]
-        claim, arithmetic = subjects[0].claim, subjects[0].arithmetic
-        if arithmetic is None or self._kernels is None:
-            run_by_torch(self._rule, claim.group, self._scaling, operands)
-        else:
-            self._kernels.run(
-                arithmetic, self._rule, claim.group, self._scaling, operands, claim.storage
-            )
-        for subject, near, result in zip(subjects, nears, operands, strict=True):
-            subject.count = result.step
-            for kind, state in result.states.items():
-                if state.data_ptr() != near[kind].data_ptr():  # a first momentum, made by torch
-                    near[kind].copy_(state)
+        return subjects[0].claim, operands, nears
+
+    def _take_counts(
+        self, call: Sequence[Span], bucket: Bucket, operands: Sequence[Operands]
+    ) -> None:
+        for span, result in zip(call, operands, strict=True):
+            self._subjects[bucket.pieces[span.piece].member].count = result.step
 
     def _tell_changed(self, error: Exception) -> None:
         if self._changed:

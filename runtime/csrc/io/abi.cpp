@@ -6,7 +6,7 @@
 #include <new>
 #include <system_error>
 
-#include "io/engine.h"
+#include "io/handle.h"
 #include "io/uring.h"
 
 namespace {
@@ -32,6 +32,10 @@ bool sums_fit(const zinf_io_request& request, const zinf_io_direction& direction
     return true;
 }
 
+}  // namespace
+
+namespace zinf {
+
 bool is_sound(const zinf_io_request& request, int32_t channel, const zinf_io_options& options) {
     if (channel < 0 || channel >= ZINF_IO_CHANNELS) return false;
     if (request.num_spans && !request.spans) return false;
@@ -52,14 +56,9 @@ bool is_sound(const zinf_io_request& request, int32_t channel, const zinf_io_opt
            sums_fit(request, channel == ZINF_IO_READ ? options.read : options.write);
 }
 
-}  // namespace
+}  // namespace zinf
 
 extern "C" {
-
-struct zinf_io {
-    zinf_io_options options;
-    zinf::Engine engine;
-};
 
 int32_t zinf_io_probe_uring(char* reason, uint64_t reason_bytes) {
     int32_t code = 0;
@@ -85,7 +84,7 @@ void zinf_io_retire(zinf_io* io) { io->engine.retire(); }
 
 int32_t zinf_io_submit(zinf_io* io, int32_t channel, int32_t urgent,
                        const zinf_io_request* request, uint64_t* ticket) {
-    if (!io || !request || !ticket || !is_sound(*request, channel, io->options)) return -EINVAL;
+    if (!io || !request || !ticket || !zinf::is_sound(*request, channel, io->options)) return -EINVAL;
     try {
         return io->engine.submit(channel, urgent != 0, *request, ticket);
     } catch (const std::bad_alloc&) {

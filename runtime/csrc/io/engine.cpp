@@ -58,7 +58,7 @@ void Engine::retire() {
 }
 
 int32_t Engine::submit(int32_t channel_index, bool urgent, const zinf_io_request& asked,
-                       uint64_t* ticket) {
+                       uint64_t* ticket, zinf_io_result* taker) {
     bool copies = channel_index == ZINF_IO_COPY_IN || channel_index == ZINF_IO_COPY_OUT;
     Channel& channel = *channels_[channel_index];
     Cuts cuts{channel.direction.block_bytes,
@@ -73,10 +73,10 @@ int32_t Engine::submit(int32_t channel_index, bool urgent, const zinf_io_request
     if (retired_) return -ESHUTDOWN;
     auto request = std::unique_ptr<Request>(
         new Request{++last_ticket_, channel_index, urgent, std::move(files), asked.checksums,
-                    asked.checksum_bytes, Cutter(std::move(spans), cuts)});
+                    asked.checksum_bytes, taker, Cutter(std::move(spans), cuts)});
     request->result.ticket = *ticket = request->ticket;
     if (!request->cutter.has_next()) {
-        finished_.push_back(request->result);
+        report(*request);
         return 0;
     }
     if (channel.threads.empty())
@@ -179,8 +179,13 @@ void Engine::drop_queued(Channel& channel, Request& request) {
     request.cutter.stop();
 }
 
+void Engine::report(const Request& request) {
+    if (request.taker) *request.taker = request.result;
+    else finished_.push_back(request.result);
+}
+
 void Engine::end(Request& request) {
-    finished_.push_back(request.result);
+    report(request);
     active_.erase(request.ticket);  // which frees it
     over_.notify_all();
 }

@@ -30,6 +30,8 @@ struct Request {
     uint32_t* const checksums;
     const uint64_t checksum_bytes;
 
+    zinf_io_result* const taker;  // where the result goes; null: to whoever reaps next
+
     Cutter cutter;
     uint32_t under_way = 0;
     zinf_io_result result{};
@@ -56,7 +58,9 @@ class Engine {
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
-    int32_t submit(int32_t channel, bool urgent, const zinf_io_request& asked, uint64_t* ticket);
+    // With a `taker` the result goes there, before a wait for the ticket ends, and is not reaped.
+    int32_t submit(int32_t channel, bool urgent, const zinf_io_request& asked, uint64_t* ticket,
+                   zinf_io_result* taker = nullptr);
     int32_t wait(uint64_t ticket, int64_t milliseconds);
     int32_t cancel(uint64_t ticket);
     int32_t reap(zinf_io_result* results, int32_t capacity);
@@ -108,6 +112,7 @@ class Engine {
     int32_t check_sums(const Job& job, bool store);
 
     // Requests.  The lock is held.
+    void report(const Request& request);
     void drop_queued(Channel& channel, Request& request);
     void end(Request& request);
     void go_buffered(const char* reason);
