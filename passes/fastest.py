@@ -32,10 +32,13 @@ from zcompile.passes.preferences import preferences
 from zcompile.passes.relaxation import SAMPLES
 from zcompile.passes.simulate import simulate
 
-MANY_KERNELS = 4_000
-"""Of larger iterations only two placements are tried, and only the plain one by two pipelines."""
+MANY_KERNELS = 600
+"""Of larger iterations only the plain placement is planned by a second pipeline."""
 
 MAX_PLACEMENTS = 12
+
+TRIED_KERNELS = 2_400
+"""As many placements are tried as have so many kernels together; at least two."""
 
 NUM_FINALISTS = 2
 """How many placements, besides the plain one, are planned by every pipeline."""
@@ -131,7 +134,7 @@ def choose(
     runs = (*model.graphs, update.schedule)
     cycle = cycle_of(runs, seconds, window_bytes=window_bytes(target))
     is_large = len(cycle.kernels) > MANY_KERNELS
-    num = 2 if is_large else MAX_PLACEMENTS
+    num = min(MAX_PLACEMENTS, max(2, TRIED_KERNELS // max(1, len(cycle.kernels))))
     trial = _Trial(model, target, update)
     found: list[Candidate] = []
     for preference in islice(preferences(cycle, hardware, target, samples), num):

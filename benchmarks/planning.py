@@ -1,0 +1,280 @@
+"""How close plans come to what no plan can beat, and how long planning takes.
+
+For each model, machine and budget one line: the bound on the time of an iteration (no plan at
+all is faster), the bound for plans that keep copies within their graph (what runs today), the
+chosen plan, the plain one, and the gaps of the chosen plan to both bounds.
+
+    python benchmarks/planning.py            # the corpus
+    python benchmarks/planning.py --steps 10000 100000
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    GPT2Config,
+    LlamaConfig,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+import zcompile
+from zcompile.ir import (
+    Channel,
+    Compute,
+    Cost,
+    Hardware,
+    Kind,
+    Link,
+    Role,
+    Schedule,
+    Target,
+    Tier,
+    Update,
+    Value,
+    price,
+)
+from zcompile.machines import load_machine
+from zcompile.passes.certificate import Certificate, certify
+from zcompile.passes.expected import UPDATE_ROOM, expected_update
+from zcompile.passes.fastest import Choice, Model, choose, in_order, window_bytes
+from zcompile.passes.placement import managed_values
+from zcompile.passes.relaxation import SAMPLES
+from zcompile.passes.smallest import smallest_for_model
+
+CPU = Hardware(
+    name="cpu",
+    source="two cores and one disk, as measured on a small cloud machine",
+    capacities={Tier.DEVICE: 16 << 30, Tier.NVME: 100 << 30},
+    links={
+        Channel.NVME_READ: Link(bandwidth_bytes_per_s=2e9, latency_s=1e-4, uses=(("disk", 1.0),)),
+        Channel.NVME_WRITE: Link(bandwidth_bytes_per_s=1e9, latency_s=1e-4, uses=(("disk", 1.0),)),
+    },
+    flops_per_s={
+        kind: {"float32": 1e11, "bfloat16": 1e11}
+        for kind in (Kind.MATMUL, Kind.ATTENTION, Kind.CONVOLUTION)
+    },
+    memory_bytes_per_s=1e10,
+    launch_s=1e-5,
+)
+
+STATES = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and the shapes it is trained with."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    batch: int
+    length: int
+    pixels: int = 0
+
+
+def llama() -> nn.Module:
+    config = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
+def gpt2() -> nn.Module:
+    config = GPT2Config(n_layer=8, n_embd=512, n_head=8, vocab_size=8192)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def bert() -> nn.Module:
+    return AutoModelForMaskedLM.from_config(BertConfig(num_hidden_layers=6))
+
+
+def vit() -> nn.Module:
+    return ViTForImageClassification(ViTConfig(num_hidden_layers=8))
+
+
+CASES = (
+    Case("llama", llama, 2, 128),
+    Case("gpt2", gpt2, 2, 128),
+    Case("bert", bert, 2, 128),
+    Case("vit", vit, 2, 0, 224),
+)
+
+MACHINES: tuple[tuple[Hardware, bool], ...] = (
+    (CPU, False),
+    (load_machine("rtx4090"), True),
+    (load_machine("h100"), True),
+)
+"""With each whether it has a host tier beside the device."""
+
+MULTIPLES = (1.02, 2.0, 3.0, 8.0)
+"""Device budgets, in smallest budgets."""
+
+
+def captured(case: Case) -> tuple[dict[str, Schedule], dict[str, Mapping[str, Cost]]]:
+    """Run ``case`` once; return the schedules of its graphs and what their kernels cost."""
+    model = case.make()
+    if case.pixels:
+        inputs = {
+            "pixel_values": torch.zeros(case.batch, 3, case.pixels, case.pixels),
+            "labels": torch.zeros(case.batch, dtype=torch.long),
+        }
+    else:
+        tokens = torch.zeros(case.batch, case.length, dtype=torch.long)
+        inputs = {"input_ids": tokens, "labels": tokens}
+    compiled = torch.compile(model, backend="zinf", options={"compute": "eager"})
+    compiled(**inputs).loss.backward()
+    reports = zcompile.schedules(compiled)
+    schedules = {each.name: each.stages[0].before for each in reports}
+    return schedules, {each.name: each.costs for each in reports}
+
+
+def corpus(only: str) -> Iterator[tuple[str, Model, Target]]:
+    for case in CASES:
+        if only and only != case.name:
+            continue
+        schedules, costs = captured(case)
+        graphs = in_order(schedules.values())
+        states = tuple(
+            Value(f"{each.name.removesuffix(':grad')}:{state}", each.nbytes, Role.STATE)
+            for each in managed_values(graphs)
+            if each.role is Role.GRADIENT
+            for state in STATES
+        )
+        for hardware, has_host in MACHINES:
+            seconds = {name: price(cost, hardware).seconds for name, cost in costs.items()}
+            for times in (1, 4):
+                model = Model(graphs * times, states)
+                target = Target(
+                    host_budget=256 << 20 if has_host else None,
+                    has_nvme=True,
+                    hardware=hardware,
+                    kernel_seconds=seconds,
+                )
+                distinct = (*model.distinct, UPDATE_ROOM)
+                least = smallest_for_model(distinct, states, (), target).bytes
+                for multiple in MULTIPLES:
+                    name = f"{case.name:6} {hardware.name:8.8} x{times} {multiple:4}"
+                    yield name, model, replace(target, device_budget=int(least * multiple))
+
+
+def certified(model: Model, target: Target, *, homes: bool) -> Certificate:
+    hardware = target.hardware
+    assert hardware is not None
+    update = expected_update(model.values, hardware)
+    seconds = {**target.kernel_seconds, update.schedule.name: update.seconds}
+    graphs = (*model.graphs, update.schedule)
+    window = window_bytes(target)
+    return certify(graphs, seconds, hardware, target, homes=homes, window_bytes=window)
+
+
+def compare(name: str, model: Model, target: Target) -> tuple[float, float, float]:
+    """Print one line; return the two gaps, and the bound in seconds of kernels."""
+    start = time.process_time()
+    choice: Choice = choose(model, target)
+    took = time.process_time() - start
+    every, homes = (certified(model, target, homes=each) for each in (False, True))
+    kernels = next(term.seconds for term in every.terms if term.resource == "kernels")
+    best, plain = choice.best.seconds, choice.compared[0].seconds
+    gaps = every.gap(best), homes.gap(best)
+    print(
+        f"{name:26} kernels {kernels:7.3f} bound {every.seconds:7.3f} today {homes.seconds:7.3f} "
+        f"plan {best:7.3f} plain {plain:7.3f} gap {gaps[0]:6.1%} today {gaps[1]:6.1%} "
+        f"took {took:5.1f}  {homes.binding.resource}",
+        flush=True,
+    )
+    return *gaps, every.seconds / kernels
+
+
+def synthetic(num_kernels: int) -> tuple[Model, Target]:
+    """Return forward and backward of a stack of layers, of ``num_kernels`` kernels together."""
+    half = num_kernels // 2
+    megabyte = 1 << 20
+    weights = [Value(f"w{i}", 8 * megabyte, Role.PARAMETER) for i in range(half)]
+    hidden = [Value(f"h{i}", 4096, Role.INTERMEDIATE) for i in range(half + 1)]
+    hidden[0] = replace(hidden[0], role=Role.INPUT, held=True)
+    saved = [replace(each, role=Role.ACTIVATION) for each in hidden]
+    gradients = [Value(f"w{i}:grad", 8 * megabyte, Role.GRADIENT) for i in range(half)]
+    forward = Schedule(
+        "forward",
+        (*weights, *hidden),
+        tuple(Compute(f"f{i}", (f"h{i}", f"w{i}"), (f"h{i + 1}",), 8192) for i in range(half)),
+        tuple(each.name for each in hidden[1:]),
+    )
+    backward = Schedule(
+        "backward",
+        (*weights, *saved, *gradients),
+        tuple(
+            Compute(f"b{i}", (f"h{i}", f"w{i}"), (f"w{i}:grad",), 8 * megabyte)
+            for i in reversed(range(half))
+        ),
+        tuple(each.name for each in gradients),
+    )
+    states = tuple(Value(f"w{i}:m", 8 * megabyte, Role.STATE) for i in range(half))
+    seconds = {
+        "forward": {f"f{i}": 2e-3 for i in range(half)},
+        "backward": {f"b{i}": 4e-3 for i in range(half)},
+    }
+    target = Target(
+        device_budget=8 << 30,
+        has_nvme=True,
+        hardware=load_machine("rtx4090"),
+        kernel_seconds=seconds,
+    )
+    return Model((forward, backward), states), target
+
+
+def time_planning(num_kernels: int) -> None:
+    model, target = synthetic(num_kernels)
+    start = time.process_time()
+    choice = choose(model, target)
+    took = time.process_time() - start
+    start = time.process_time()
+    found = certified(model, target, homes=True)
+    bounding = time.process_time() - start
+    updates = sum(isinstance(step, Update) for step in choice.best.update.steps)
+    print(
+        f"{num_kernels} kernels and {updates} updates: planned in {took:.1f} s "
+        f"({len(choice.compared)} candidates), bounded in {bounding:.1f} s "
+        f"(at {SAMPLES} kernels), {choice.best.seconds:.1f} s, {found.gap(choice.best.seconds):.1%}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--steps", type=int, nargs="*", help="only time planning, of so many kernels"
+    )
+    parser.add_argument(
+        "--only", default="", choices=[case.name for case in CASES], help="only this model"
+    )
+    asked = parser.parse_args()
+    if asked.steps:
+        for num_kernels in asked.steps:
+            time_planning(num_kernels)
+        return
+    rows = [compare(*case) for case in corpus(asked.only)]
+    for at, what in enumerate(("every plan", "today's plans")):
+        gaps = [row[at] for row in rows]
+        print(
+            f"gap to the bound of {what}: median {statistics.median(gaps):.1%}, "
+            f"largest {max(gaps):.1%}, of {len(gaps)}"
+        )
+    print(f"bound at least 1.3 times the kernels: {sum(row[2] >= 1.3 for row in rows)}")
+
+
+if __name__ == "__main__":
+    main()
