@@ -163,3 +163,19 @@ def compiled_training_step(run: Run) -> None:
     for seed in range(3):
         run.see(call(x_of(seed, 4, WIDTH)))
         learner.see()
+
+
+def _over_the_first_half(model: nn.Module) -> Optimizer:
+    parameters = list(model.parameters())
+    return Adam(parameters[: len(parameters) // 2], lr=1e-2)
+
+
+@case(slow=True)
+def parameters_join_later_and_are_in_the_loss(run: Run) -> None:
+    learner = run.learner(Stack, _over_the_first_half)
+    for seed in range(4):
+        if seed == 2:
+            half = len(learner.parameters) // 2
+            learner.optimizer.add_param_group({"params": learner.parameters[half:], "lr": 1e-3})
+        penalty = sum(each.square().sum() for each in learner.parameters) * 0.01
+        learner.step(square(learner.call(x_of(seed, 4, WIDTH))) + penalty)
