@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.optim import Optimizer
 
 from zcompile.doctor import files, install, kernels
 from zcompile.doctor.files import file_system_of, folder_findings, io_findings
@@ -16,6 +14,7 @@ from zcompile.doctor.install import accelerator_findings, install_findings
 from zcompile.doctor.kernels import Combination, family_finding, optimizer_findings
 from zcompile.doctor.system import huge_pages, system_findings
 from zcompile.optim.native import NativeKernels
+from zcompile.optim.rules import RULES
 from zcompile.runtime.file_io import FileIO, refusal
 from zcompile.runtime.native import Absent
 
@@ -165,7 +164,8 @@ def test_the_innermost_mount_decides(folder: str, kind: str) -> None:
 
 def test_what_is_tried_of_the_optimizers_is_all_native_or_explained() -> None:
     found = optimizer_findings()
-    assert [each.subject for each in found] == ["Adam", "AdamW", "SGD"]
+    assert [each.subject for each in found] == [*kernels.FAMILIES]
+    assert {rule.__name__ for rule in RULES} == kernels.FAMILIES.keys()
     assert [each for each in found if each.status is Status.WARNING] == []
 
 
@@ -176,9 +176,7 @@ def test_flags_without_torch_s_bits_are_named(monkeypatch: pytest.MonkeyPatch) -
     loaded = NativeKernels.load()
     assert loaded is not None
     monkeypatch.setattr(NativeKernels, "arithmetic", other_bits)
-    make: Callable[..., Optimizer]
-    make, flags = kernels.FAMILIES["SGD"]
-    found = family_finding("SGD", list(kernels.combinations(loaded, make, flags)))
+    found = family_finding("SGD", list(kernels.combinations(loaded, kernels.FAMILIES["SGD"])))
     assert found.status is Status.WARNING
     assert "momentum=0.9, nesterov=True, fused=True" in found.says
     assert "0 of 18 combinations" in found.says

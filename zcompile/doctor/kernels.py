@@ -9,35 +9,51 @@ from typing import Any
 
 import torch
 from torch.nn import Parameter
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from zcompile.doctor.finding import Finding, Section
+from zcompile.optim.lion import Lion
 from zcompile.optim.native import NativeKernels
 from zcompile.optim.rule import Scaling
 from zcompile.optim.rules import rule_of
 
 _OPTIMIZERS = Section("optimizers")
-_LOOPS: tuple[Mapping[str, bool], ...] = ({}, {"foreach": True}, {"fused": True})
-_ADAMS: tuple[Mapping[str, Any], ...] = (
-    {},
-    {"weight_decay": 0.01},
-    {"amsgrad": True},
-    {"maximize": True},
-)
-_SGDS: tuple[Mapping[str, Any], ...] = (
-    {},
-    {"weight_decay": 0.01},
-    {"momentum": 0.9},
-    {"momentum": 0.9, "nesterov": True},
-    {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
-    {"maximize": True},
-)
-FAMILIES: Mapping[str, tuple[Callable[..., Optimizer], Sequence[Mapping[str, Any]]]] = {
-    "Adam": (Adam, _ADAMS),
-    "AdamW": (AdamW, _ADAMS),
-    "SGD": (SGD, _SGDS),
+_Flags = Mapping[str, Any]
+_FOR_EACH: _Flags = {"foreach": True}
+_FUSED: _Flags = {"fused": True}
+_USUAL: tuple[_Flags, ...] = ({}, {"weight_decay": 0.01}, {"maximize": True})
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How an optimizer is made, which loops torch has for it, and flags to try with each loop."""
+
+    make: Callable[..., Optimizer]
+    loops: Sequence[_Flags]
+    flags: Sequence[_Flags]
+
+    def tried(self) -> Iterator[_Flags]:
+        for loop, own in product(self.loops, self.flags):
+            yield {**own, **loop}
+
+
+_PLAIN: _Flags = {}
+_ALL: tuple[_Flags, ...] = (_PLAIN, _FOR_EACH, _FUSED)
+_NESTEROV: _Flags = {"momentum": 0.9, "nesterov": True}
+
+FAMILIES: Mapping[str, Family] = {
+    "Adam": Family(Adam, _ALL, (*_USUAL, {"amsgrad": True})),
+    "AdamW": Family(AdamW, _ALL, (*_USUAL, {"amsgrad": True})),
+    "SGD": Family(
+        SGD, _ALL, (*_USUAL, {"momentum": 0.9}, _NESTEROV, {**_NESTEROV, "weight_decay": 0.01})
+    ),
+    "Adagrad": Family(Adagrad, _ALL, _USUAL),
+    "RMSprop": Family(
+        RMSprop, (_PLAIN, _FOR_EACH), (*_USUAL, {"momentum": 0.9}, {"centered": True})
+    ),
+    "Lion": Family(Lion, (_PLAIN,), _USUAL),
 }
-"""By name: how an optimizer is made, and the flags that are tried with each of torch's loops."""
+"""By name, what is updated by managed updates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +78,15 @@ def optimizer_findings() -> tuple[Finding, ...]:
         says = "torch's own kernels make every update: there is no native library"
         return (_OPTIMIZERS.note("kernels", says, "see the native library"),)
     return tuple(
-        family_finding(name, list(combinations(kernels, make, flags)))
-        for name, (make, flags) in FAMILIES.items()
+        family_finding(name, list(combinations(kernels, family)))
+        for name, family in FAMILIES.items()
     )
 
 
-def combinations(
-    kernels: NativeKernels, make: Callable[..., Optimizer], flags: Sequence[Mapping[str, Any]]
-) -> Iterator[Combination]:
-    """Yield each of ``flags`` with each of torch's loops, on fp32 parameters."""
-    for loop, own in product(_LOOPS, flags):
-        given = {**own, **loop}
-        optimizer = make([Parameter(torch.zeros(1, device="cpu"))], **given)
+def combinations(kernels: NativeKernels, family: Family) -> Iterator[Combination]:
+    """Yield every combination of ``family``, on fp32 parameters."""
+    for given in family.tried():
+        optimizer = family.make([Parameter(torch.zeros(1, device="cpu"))], **given)
         rule, (group,) = rule_of(optimizer), optimizer.param_groups
         assert rule is not None
         found = [
