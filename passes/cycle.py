@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from zcompile.ir import (
+    PAGE_BYTES,
     Compute,
     Kernel,
     KernelSeconds,
@@ -140,8 +141,9 @@ def cycle_of(
     For accumulation a forward and a backward are named several times.  The graphs may be
     planned or not: only their kernels count.  With ``activations`` what one graph makes and a
     later one reads under the same name may leave the device in between, or be made again;
-    without, it stays, as part of what kernels hold of their own.  An update goes piece by
-    piece, so of its operands no more than ``window_bytes`` have to be there at once.
+    without, it stays, as part of what kernels hold of their own.  An update that may take
+    ``window_bytes`` goes piece by piece, as small ones as need be: of each of its operands no
+    more than a page has to be there at once.
 
     Raises ``ValueError`` if the time of a kernel is not known.
     """
@@ -211,7 +213,8 @@ class _Builder:
             assert isinstance(step, Compute | Update), "what is captured has kernels only"
             operand_bytes = self._use(step, there)
             if isinstance(step, Update) and self._window_bytes is not None:
-                operand_bytes = min(operand_bytes, self._window_bytes)
+                least_bytes = PAGE_BYTES * len(operands(step))
+                operand_bytes = min(operand_bytes, self._window_bytes, least_bytes)
             self.kernels.append(
                 CycleKernel(
                     kernel_name(step),
