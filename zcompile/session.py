@@ -79,6 +79,7 @@ class Session:
         self._gradients = GradientWatch(self)
         self.segments = SegmentCompiler()
         self._emitted: dict[str, Planned] = {}
+        self._emitted_peak_bytes = 0
         self._fitting: dict[str, set[Bindings]] = {}
         self.ledger = Ledger()
         self.leaving = Leaving(self.ledger)
@@ -164,8 +165,8 @@ class Session:
 
     @property
     def planned_peak_bytes(self) -> int:
-        """The most device bytes that any of the plans holds, those of updates included."""
-        return self.planner.peak_bytes
+        """The most device bytes that any plan so far holds, those of updates included."""
+        return max(self._emitted_peak_bytes, self.planner.peak_bytes)
 
     def total(self) -> Snapshot:
         """Return what was held, moved and waited for since the session began."""
@@ -308,6 +309,7 @@ class Session:
             module = emit(graph.captured, plan.schedule, graph.compiled)
             libc.return_freed_memory()  # compiling has just left much of it
             known = self._emitted[graph.name] = Planned.of(plan, module, graph.captured.costs)
+            self._emitted_peak_bytes = max(self._emitted_peak_bytes, plan.peak_bytes)
         return known
 
     def _settle(self, graph: Graph, args: Sequence[Any]) -> None:

@@ -155,3 +155,12 @@ def scaled_losses_overflow_now_and_then(run: Run) -> None:
         scaler.step(learner.optimizer)
         scaler.update()
         learner.see()
+
+
+@case(slow=True, refusals=3)
+def activations_are_of_any_size_and_sometimes_dropped(run: Run) -> None:
+    """They are far larger than the weights, so they travel; plans change from call to call."""
+    learner = run.learner(lambda: Stack(6))
+    for seed, batch in enumerate((400, 300, 500, 1, 400)):
+        learner.call(x_of(9, batch, WIDTH))
+        learner.step(square(learner.call(x_of(seed, batch, WIDTH))))
