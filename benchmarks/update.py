@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bar import Bar
 from torch import Tensor, nn
 
 from zcompile.backend import zinf_backend
@@ -205,7 +206,8 @@ def report(seconds: Mapping[str, list[tuple[float, float]]]) -> None:
     rounds = list(zip(*seconds.values(), strict=True))
     times = [step[0] / max(alone[0], kernels[0]) for step, alone, kernels in rounds]
     work = [step[1] / (alone[1] + kernels[1]) for step, alone, kernels in rounds]
-    print(f"step over the longer of the others: {statistics.median(times):.3f}")
+    what = "update of parameters in a file: step / longer of the others"
+    Bar(what, 1.1, at_least=False).show(times)
     print(f"CPU of the step over that of both others: {statistics.median(work):.3f}")
 
 
