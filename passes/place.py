@@ -205,11 +205,16 @@ def _device_homes(
 def _staying(
     model: _Model, on_device: Sequence[str], free: Sequence[Value], budget: int, *, vacating: bool
 ) -> tuple[list[str], int]:
-    """Return what stays with the lean plans, and their bytes: all that is saved, or nothing."""
+    """Return what stays with the lean plans, and their bytes: all that is saved, or nothing.
+
+    Copies take whole pages of the arena, so sending it all away may take more than it saves.
+    """
     saved = [each.name for each in free if each.role is Role.SAVED]
-    if saved and (nbytes := model.peak((*on_device, *saved), vacating=vacating)) <= budget:
-        return saved, nbytes
-    return [], model.peak(on_device, vacating=vacating)
+    staying = model.peak((*on_device, *saved), vacating=vacating)
+    if not saved or staying <= budget:
+        return saved, staying
+    leaving = model.peak(on_device, vacating=vacating)
+    return (saved, staying) if staying <= leaving else ([], leaving)
 
 
 def _excess(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.ir import (
     Compute,
+    Role,
     Schedule,
     Target,
     Tier,
@@ -75,6 +76,22 @@ def smallest_for_model(
     away = _away(target)
     pinned = {each.name: pin_of(each, pins) for each in values}
     homes = {name: away if pin is None else pin[1] for name, pin in pinned.items()}
+    # Copies in the arena take whole pages, so that all that is saved may take less as it lies.
+    lying = {
+        each.name: Tier.DEVICE
+        for each in values
+        if each.role is Role.SAVED and pinned[each.name] is None
+    }
+    tries = (homes, homes | lying) if lying else (homes,)
+    return min(
+        (_needed(graphs, values, each, target) for each in tries), key=lambda found: found.bytes
+    )
+
+
+def _needed(
+    graphs: Sequence[Schedule], values: Sequence[Value], homes: Mapping[str, Tier], target: Target
+) -> Smallest:
+    """Return what the graph needs that needs most with those ``homes``."""
     placement = Placement(homes)
     found, graph = max(
         (

@@ -1,4 +1,4 @@
-"""Python's collector after a compilation, and when somebody else has set objects aside."""
+"""How often Python's collector runs while a graph is compiled, and afterwards."""
 
 from __future__ import annotations
 
@@ -9,51 +9,40 @@ import pytest
 import torch
 from torch import nn
 
-from zcompile.collector import sparing_the_collector
+from zcompile.collector import NEW_OBJECTS, sparing_the_collector
 
 
 @pytest.fixture(autouse=True)
-def _nothing_set_aside() -> Generator[None, None, None]:
-    assert gc.get_freeze_count() == 0
-    yield
-    gc.unfreeze()
+def usual() -> Generator[tuple[int, int, int], None, None]:
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield gc.get_threshold()
+    gc.set_threshold(*before)
 
 
-def test_an_inner_compilation_leaves_what_the_outer_one_set_aside() -> None:
-    with sparing_the_collector() as outer:
-        with sparing_the_collector() as inner:
-            assert outer.ours
-            assert not inner.ours
-        assert gc.get_freeze_count() > 0
-    assert gc.get_freeze_count() == 0
+def test_an_inner_compilation_leaves_it_to_the_outer_one(usual: tuple[int, int, int]) -> None:
+    with sparing_the_collector():
+        with sparing_the_collector():
+            assert gc.get_threshold() == (NEW_OBJECTS, 10, 10)
+        assert gc.get_threshold() == (NEW_OBJECTS, 10, 10)
+    assert gc.get_threshold() == usual
 
 
-def test_more_sets_aside_what_has_come_since() -> None:
-    with sparing_the_collector() as spared:
-        before = gc.get_freeze_count()
-        kept = [[each] for each in range(1000)]
-        spared.more()
-        assert gc.get_freeze_count() >= before + len(kept)
-
-
-def test_an_error_brings_everything_back() -> None:
+def test_an_error_brings_it_back(usual: tuple[int, int, int]) -> None:
     with pytest.raises(RuntimeError, match="halfway"), sparing_the_collector():
         raise RuntimeError("halfway")
-    assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == usual
 
 
-def test_what_the_user_set_aside_stays_so() -> None:
-    gc.freeze()
-    before = gc.get_freeze_count()
-    with sparing_the_collector() as spared:
-        kept = [[each] for each in range(1000)]
-        spared.more()
-        assert gc.get_freeze_count() <= before
-        assert kept
-    assert gc.get_freeze_count() > 0
+@pytest.mark.parametrize("wanted", [0, NEW_OBJECTS, 10 * NEW_OBJECTS])
+def test_what_the_user_wants_stays(wanted: int) -> None:
+    gc.set_threshold(wanted)
+    with sparing_the_collector():
+        assert gc.get_threshold()[0] == wanted
+    assert gc.get_threshold()[0] == wanted
 
 
-def test_a_compiled_iteration_leaves_nothing_set_aside() -> None:
+def test_a_compiled_iteration_leaves_it_as_it_was(usual: tuple[int, int, int]) -> None:
     model = torch.compile(nn.Linear(4, 4), backend="zinf", options={"compute": "eager"})
     model(torch.ones(2, 4)).sum().backward()
-    assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == usual

@@ -20,7 +20,7 @@ from zcompile.bridge.capture import Captured, capture
 from zcompile.bridge.partition import partition
 from zcompile.bridge.roles import GraphInput, graph_inputs, parameter_names, roles_of
 from zcompile.bridge.sizes import UnknownSize
-from zcompile.collector import Spared, sparing_the_collector
+from zcompile.collector import sparing_the_collector
 from zcompile.errors import BudgetError
 from zcompile.graphs import Graph
 from zcompile.options import Options
@@ -183,7 +183,6 @@ class _Job:
         self._number = backend.next_number()
         self._forward: Captured | None = None
         self._saved: frozenset[str] = frozenset()
-        self._spared = Spared(ours=False)
 
     @property
     def _session(self) -> Session:
@@ -205,8 +204,7 @@ class _Job:
             decompositions=None if eager else inductor.decompositions(),
         )
         outside = torch_private.backward_outside_autocast() if eager else nullcontext()
-        with sparing_the_collector() as spared, torch_private.lazy_modules(), outside:
-            self._spared = spared
+        with sparing_the_collector(), torch_private.lazy_modules(), outside:
             return lower(module, example_inputs)
 
     def partition(
@@ -218,9 +216,7 @@ class _Job:
         compilation is AOTAutograd's: usually the forward half itself, and a copy of the
         backward half, which is captured again.
         """
-        self._spared.more()
         halves = partition(joint, joint_inputs, **given)
-        self._spared.more()
         forward = self._capture("forward", halves["forward"])
         self._saved = frozenset(forward.saved)
         backward = self._capture("backward", halves["backward"])

@@ -1,10 +1,13 @@
-"""Spare Python's garbage collector the objects that a compilation walks past but does not drop.
+"""Let Python's garbage collector run less often while a graph is compiled.
 
 A graph of thousands of operations is hundreds of thousands of objects, and tracing, splitting
 and cutting it make many more.  The collector goes over all of them again and again and finds
 next to nothing: for a deep model that was a quarter of the time after tracing.  While a
-compilation runs, what is there already is set aside (``gc.freeze``, which CPython offers for
-processes that are about to fork); what is made and dropped meanwhile is collected as ever.
+compilation runs it waits for more new objects before it looks.
+
+Setting objects aside (``gc.freeze``) would spare it more, and did: but what comes back from there
+counts as old, and cycles that a compilation leaves behind would then outlive the collection of
+young objects that Dynamo asks for at its end.  They hold parameters.
 """
 
 from __future__ import annotations
@@ -12,40 +15,28 @@ from __future__ import annotations
 import gc
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Spared:
-    """What has been set aside, and whether by us."""
-
-    ours: bool
-
-    def more(self) -> None:
-        """Set aside what has come since."""
-        if self.ours and gc.get_freeze_count():
-            gc.freeze()
+NEW_OBJECTS = 100_000
+"""How many more objects than have gone must have come before the collector looks; usually 700."""
 
 
 @contextmanager
-def sparing_the_collector() -> Generator[Spared, None, None]:
-    """Within, the collector leaves alone what was there at the start.
+def sparing_the_collector() -> Generator[None, None, None]:
+    """Within, the collector looks only after every `NEW_OBJECTS`.
 
-    Where something has been set aside already, by an outer compilation, by one in another
-    thread or by the user, nothing is done: it is not ours to bring back.
+    Where it waits for as many already, for an outer compilation, for one in another thread or
+    because the user wants it so (0: never), nothing is done.
 
-    >>> with sparing_the_collector() as spared:
-    ...     spared.more()
-    ...     gc.get_freeze_count() > 0
-    True
-    >>> gc.get_freeze_count()
-    0
+    >>> with sparing_the_collector():
+    ...     gc.get_threshold()[0]
+    100000
     """
-    spared = Spared(ours=gc.get_freeze_count() == 0)
-    if spared.ours:
-        gc.freeze()
+    before = gc.get_threshold()
+    if before[0] == 0 or before[0] >= NEW_OBJECTS:
+        yield
+        return
+    gc.set_threshold(NEW_OBJECTS, *before[1:])
     try:
-        yield spared
+        yield
     finally:
-        if spared.ours:
-            gc.unfreeze()
+        gc.set_threshold(*before)

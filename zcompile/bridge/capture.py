@@ -20,11 +20,14 @@ from zcompile.bridge.segments import LARGE_FRACTION, Segment, cut, epilogue
 from zcompile.bridge.sizes import are_equal, hint, is_known
 from zcompile.bridge.transients import transient_bytes
 from zcompile.bridge.views import hoist_views, is_plain_view, localise_views
-from zcompile.ir import Compute, Cost, Role, Schedule, Value
+from zcompile.ir import PAGE_BYTES, Compute, Cost, Role, Schedule, Value
 from zcompile.runtime.binding import Layout
 
 SizeOf = Callable[[Size], int]
 """From a size that may be symbolic to a number, for the shapes at hand."""
+
+LEAST_SAVED_BYTES = 4 * PAGE_BYTES
+"""What is saved for backward and smaller than this stays on the device."""
 
 NodeAsRead = tuple[fx.Node, tuple[object, ...], Mapping[str, object]]
 """A node, and its arguments when it was read."""
@@ -273,7 +276,7 @@ def _whole(aliases: Aliases, leaving: Mapping[str, fx.Node], output: fx.Node) ->
 def _saved(aliases: Aliases, roles: Roles, output: fx.Node) -> dict[str, fx.Node]:
     """Return what forward saves for backward and may move away: dense memory made here.
 
-    Small ones stay: fetching them would take longer than making room for them is worth.
+    Small ones stay: a copy of one takes whole pages of the arena, so little would be won.
     """
     leaving = cast("Sequence[object]", output.args[0])
     nodes = {name: leaving[at] for at, name in roles.leaving.items()}
@@ -288,5 +291,5 @@ def _saved(aliases: Aliases, roles: Roles, output: fx.Node) -> dict[str, fx.Node
     }
     whole = {name: dense[name] for name in _whole(aliases, dense, output).values()}
     sizes = {name: hint(aliases.of(node)[0].nbytes) for name, node in whole.items()}
-    least = max(1, sum(sizes.values()) / LARGE_FRACTION)
+    least = max(LEAST_SAVED_BYTES, sum(sizes.values()) / LARGE_FRACTION)
     return {name: node for name, node in whole.items() if sizes[name] >= least}
