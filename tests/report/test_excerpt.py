@@ -48,6 +48,15 @@ def test_the_header_sums_up_the_plan_in_comments() -> None:
     ]
 
 
+def test_what_is_saved_is_called_a_saved_activation() -> None:
+    saved = (Value("s", 1 << 20, Role.SAVED), Value("t", 1 << 20, Role.SAVED, Tier.NVME))
+    lines = header(replace(PLAN, values=(*PLAN.values, *saved)), TARGET, "")
+    assert lines[-2:] == [
+        "# holds     1 saved activation @ device: 1.0 MiB",
+        "# holds     1 saved activation @ nvme: 1.0 MiB",
+    ]
+
+
 def test_a_vacated_arena_counts_what_it_holds() -> None:
     vacated = replace(PLAN, arena_bytes=1 << 30, vacates=True)
     assert header(vacated, TARGET, "")[3] == (

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from zcompile.ir import (
+    Role,
     Schedule,
     Step,
     Target,
@@ -97,7 +98,8 @@ def _holds(schedule: Schedule) -> Iterator[str]:
     for value in schedule.values:
         groups.setdefault((value.role, value.home), []).append(value.nbytes)
     for (role, home), sizes in groups.items():
-        yield f"{_number(len(sizes), role, f'{role}s')} @ {home}: {mebibytes(sum(sizes))}"
+        kind = "saved activation" if role is Role.SAVED else str(role)
+        yield f"{_number(len(sizes), kind, f'{kind}s')} @ {home}: {mebibytes(sum(sizes))}"
 
 
 def _counted(steps: Sequence[Step]) -> Iterator[str]:
