@@ -95,7 +95,7 @@ class FuzzExecutor:
             ).wait()
         return replaced
 
-    def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:  # noqa: ARG002
+    def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:  # noqa: ARG002 (Executor)
         """Refuse: here every step is to be seen."""
         return False
 

@@ -65,7 +65,7 @@ class RecordingExecutor:
                     source.copy_(tensor)
         return ()
 
-    def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:  # noqa: ARG002
+    def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:  # noqa: ARG002 (Executor)
         """Refuse: here every step is to be seen."""
         return False
 
