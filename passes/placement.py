@@ -9,6 +9,7 @@ from typing import Literal
 from zcompile.ir import (
     MANAGED_ROLES,
     MOVABLE_ROLES,
+    Compute,
     Role,
     Schedule,
     Target,
@@ -80,6 +81,11 @@ def managed_values(graphs: Sequence[Schedule], extra: Sequence[Value] = ()) -> t
     return tuple(found.values())
 
 
+def lasting_values(graphs: Iterable[Schedule]) -> list[Value]:
+    """Return the values whose size is the model's, not that of its inputs."""
+    return [each for each in managed_values(tuple(graphs)) if each.role in MANAGED_ROLES]
+
+
 def with_homes(schedule: Schedule, homes: Mapping[str, Tier]) -> Schedule:
     """Return ``schedule`` with its movable values at ``homes``; others stay as they are.
 
@@ -149,3 +155,18 @@ def parameter_of(value: Value) -> str:
     'layers.0.weight'
     """
     return value.name if value.role is Role.PARAMETER else value.name.rpartition(":")[0]
+
+
+def enlarged(known: Schedule, new: Schedule) -> Schedule:
+    """Return ``known`` with every size raised to that in ``new``, the same graph."""
+    values = tuple(
+        replace(a, nbytes=max(a.nbytes, b.nbytes))
+        for a, b in zip(known.values, new.values, strict=True)
+    )
+    steps = tuple(
+        replace(a, transient_bytes=max(a.transient_bytes, b.transient_bytes))
+        if isinstance(a, Compute) and isinstance(b, Compute)
+        else a
+        for a, b in zip(known.steps, new.steps, strict=True)
+    )
+    return replace(known, values=values, steps=steps)

@@ -6,7 +6,6 @@ import copy
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from typing import Any, NoReturn
@@ -15,10 +14,11 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from zcompile.bridge import inductor, torch_private
+from zcompile.bridge import torch_private
 from zcompile.bridge.capture import Captured, capture
+from zcompile.bridge.lower import lower
 from zcompile.bridge.partition import partition
-from zcompile.bridge.roles import GraphInput, graph_inputs, parameter_names, roles_of
+from zcompile.bridge.roles import GraphInput, graph_inputs, parameter_names, roles_of, saved_name
 from zcompile.bridge.sizes import UnknownSize
 from zcompile.collector import sparing_the_collector
 from zcompile.errors import BudgetError
@@ -195,17 +195,14 @@ class _Job:
 
     def run(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         """Return the compiled form of Dynamo's ``module``."""
-        eager = self._options.compute == "eager"
-        lower = torch_private.aot_autograd(
-            fw_compiler=partial(self.compile, "forward"),
-            bw_compiler=partial(self.compile, "backward"),
-            inference_compiler=partial(self.compile, "inference"),
-            partition_fn=self.partition,
-            decompositions=None if eager else inductor.decompositions(),
-        )
-        outside = torch_private.backward_outside_autocast() if eager else nullcontext()
-        with sparing_the_collector(), torch_private.lazy_modules(), outside:
-            return lower(module, example_inputs)
+        with sparing_the_collector():
+            return lower(
+                module,
+                example_inputs,
+                eager=self._options.compute == "eager",
+                compile_graph=self.compile,
+                partition=self.partition,
+            )
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **given: Any
@@ -252,7 +249,7 @@ class _Job:
 
     def _name_of_saved(self, index: int) -> str:
         """Name what forward saves for backward; in both graphs it stands at the same place."""
-        return f"saved.{self._number}.{index}"
+        return saved_name(self._number, index)
 
     def _name_of_moved(self, index: int) -> str | None:
         """Name it in backward, if forward may have moved it."""

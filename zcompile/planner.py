@@ -42,13 +42,15 @@ from zcompile.passes.place import place
 from zcompile.passes.placement import (
     DoesNotFit,
     Placement,
+    enlarged,
     home_bytes,
+    lasting_values,
     managed_values,
     parameter_of,
     resident_bytes,
     target_for,
 )
-from zcompile.passes.smallest import smallest_for_model
+from zcompile.passes.smallest import Smallest, smallest_for_model
 from zcompile.timing import Timing, pipeline_of
 
 EXPECTED_STATES = ("exp_avg", "exp_avg_sq")
@@ -149,12 +151,14 @@ class Planner:
         self._timing.learn(costs or {})
         if all(self._graphs.get(name) == each for name, each in new.items()):
             return ()
-        sizes = {each.name: each.nbytes for each in _lasting(new.values())}
+        sizes = {each.name: each.nbytes for each in lasting_values(new.values())}
         stale = tuple(
             name
             for name, graph in self._graphs.items()
             if name not in new
-            and any(sizes.get(each.name, each.nbytes) != each.nbytes for each in _lasting([graph]))
+            and any(
+                sizes.get(each.name, each.nbytes) != each.nbytes for each in lasting_values([graph])
+            )
         )
         kept = {name: each for name, each in self._graphs.items() if name not in stale}
         self._replan(kept | new, self._states)
@@ -166,7 +170,7 @@ class Planner:
         A plan for larger shapes serves smaller ones: where things go does not depend on
         how much of their space they fill.
         """
-        self.announce([_largest(self._graphs[schedule.name], schedule)])
+        self.announce([enlarged(self._graphs[schedule.name], schedule)])
 
     def expect_states(self, states: Iterable[str]) -> None:
         """Take note of all states that an optimizer is about to make, and plan once for them."""
@@ -203,7 +207,7 @@ class Planner:
     @property
     def update_target(self) -> Target:
         """What an update may use: every device home is spoken for."""
-        return target_for(self._update, self.placement, self.values, self._target)
+        return target_for(self._update, self.placement, self.values, self.io_target)
 
     def plan_update(self, schedule: Schedule, target: Target) -> Schedule:
         """Return ``schedule``, an update, as the passes plan it."""
@@ -231,7 +235,8 @@ class Planner:
         return UPDATE_ROOM if self._options.precision.plain else LARGER_UPDATE_ROOM
 
     @property
-    def _target(self) -> Target:
+    def io_target(self) -> Target:
+        """The budgets, with nothing reserved but our I/O buffers."""
         options = self._options
         return Target(
             device_budget=options.device_budget,
@@ -294,7 +299,7 @@ class Planner:
         found: Mapping[str, Plan],
     ) -> GraphPlan:
         values = self._with_homes(graphs, placement)
-        target = target_for(captured, placement, values, self._target)
+        target = target_for(captured, placement, values, self.io_target)
         known = self._plans.get(captured.name)
         if known is not None and (known.captured, known.target) == (captured, target):
             return known
@@ -323,9 +328,9 @@ class Planner:
     def _chosen(
         self, graphs: Mapping[str, Schedule], states: tuple[Value, ...]
     ) -> tuple[Placement, Mapping[str, Plan]]:
-        timed = self._timing.of_graphs(graphs, self._target)
+        timed = self._timing.of_graphs(graphs, self.io_target)
         if timed is None:
-            return place(self._all(graphs), states, self._options.place, self._target), {}
+            return place(self._all(graphs), states, self._options.place, self.io_target), {}
         model = Model(in_order(graphs.values()), states, self._options.place, (self._update,))
         choice = choose(model, timed, self._timing.pipelines(self._pipeline))
         return Placement(choice.best.placement.homes, choice.verdicts), choice.best.plans
@@ -363,8 +368,7 @@ class Planner:
                 step="the homes of what does not fit on the device",
                 values=tuple((each.name, each.nbytes) for each in values),
             )
-        target = replace(self._target, reserved_bytes=0)
-        least = smallest_for_model(self._all(graphs), states, options.place, target)
+        least = self._least(graphs, states)
         assert options.device_budget is not None, "without a budget everything fits"
         smallest_bytes = budget_beside(least.bytes) if options.nvme_dir else least.bytes
         return BudgetError(
@@ -375,22 +379,22 @@ class Planner:
             values=tuple((each.name, each.nbytes) for each in least.values),
         )
 
+    def _least(self, graphs: Mapping[str, Schedule], states: Sequence[Value]) -> Smallest:
+        """Return the least device budget for ``graphs`` besides the I/O buffers."""
+        target = replace(self.io_target, reserved_bytes=0)
+        return smallest_for_model(self._all(graphs), states, self._options.place, target)
 
-def _lasting(graphs: Iterable[Schedule]) -> list[Value]:
-    """Return the values whose size is the model's, not that of its inputs."""
-    return [each for each in managed_values(tuple(graphs)) if each.role in MANAGED_ROLES]
+    def smallest_bytes(self, schedules: Iterable[Schedule]) -> int:
+        """Return the least ``device_budget`` under which ``schedules`` alone have a plan."""
+        graphs = {each.name: each for each in schedules}
+        least = self._least(graphs, self._state_values(graphs))
+        return budget_beside(least.bytes) if self._options.nvme_dir else least.bytes
 
-
-def _largest(known: Schedule, new: Schedule) -> Schedule:
-    """Return ``known`` with every size raised to that in ``new``, the same graph."""
-    values = tuple(
-        replace(a, nbytes=max(a.nbytes, b.nbytes))
-        for a, b in zip(known.values, new.values, strict=True)
-    )
-    steps = tuple(
-        replace(a, transient_bytes=max(a.transient_bytes, b.transient_bytes))
-        if isinstance(a, Compute) and isinstance(b, Compute)
-        else a
-        for a, b in zip(known.steps, new.steps, strict=True)
-    )
-    return replace(known, values=values, steps=steps)
+    def has_room_for(self, schedules: Iterable[Schedule]) -> bool:
+        """Whether ``schedules`` alone have a placement that keeps the budgets."""
+        graphs = {each.name: each for each in schedules}
+        try:
+            self._choose(graphs)
+        except BudgetError:
+            return False
+        return True

@@ -6,25 +6,22 @@ their storage.  Nothing about tensors survives in the schedule except names and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 from torch import fx, nn
 
 from zcompile.bridge.aliases import Aliases, Size, Storage, tensors_of
-from zcompile.bridge.costs import segment_cost
+from zcompile.bridge.costs import SizeOf, segment_cost
 from zcompile.bridge.relayout import lay_out
-from zcompile.bridge.segments import LARGE_FRACTION, Segment, cut, epilogue
+from zcompile.bridge.segments import LARGE_FRACTION, Segment, Totals, cut, epilogue, totals_of
 from zcompile.bridge.sizes import are_equal, hint, is_known
-from zcompile.bridge.transients import transient_bytes
+from zcompile.bridge.transients import held_bytes, transient_bytes
 from zcompile.bridge.views import hoist_views, is_plain_view, localise_views
 from zcompile.ir import PAGE_BYTES, Compute, Cost, Role, Schedule, Value
 from zcompile.runtime.binding import Layout
-
-SizeOf = Callable[[Size], int]
-"""From a size that may be symbolic to a number, for the shapes at hand."""
 
 LEAST_SAVED_BYTES = 4 * PAGE_BYTES
 """What is saved for backward and smaller than this stays on the device."""
@@ -69,8 +66,9 @@ class Captured:
     gradient value the node that leaves the graph; a storage that is one gradient and
     nothing else *is* that value, any other gradient is a value beside its storage.  ``saved``
     gives in the same way what is saved for backward and may leave the device until then.
-    ``costs`` says what each segment costs for the shapes of the first call.  ``read`` are the
-    nodes with their arguments as they were when all that was found.
+    ``costs`` says what each segment costs for the shapes of the first call.  ``totals`` are
+    the bytes of parameters and gradients that are in the graph.  ``read`` are the nodes with
+    their arguments as they were when all that was found.
     """
 
     name: str
@@ -85,6 +83,7 @@ class Captured:
     gradients: Mapping[str, fx.Node]
     saved: Mapping[str, fx.Node]
     costs: Mapping[str, Cost]
+    totals: Totals
     read: Sequence[NodeAsRead]
 
     def is_still(self, module: fx.GraphModule) -> bool:
@@ -125,6 +124,21 @@ class Captured:
         if made in self.gradients:
             return Role.GRADIENT
         return Role.SAVED if made in self.saved else Role.INTERMEDIATE
+
+    def costs_for(self, size_of: SizeOf) -> dict[str, Cost]:
+        """Return what each segment costs, for the shapes that ``size_of`` knows."""
+        return {
+            each.name: segment_cost(each, self.aliases, fused=not self.inline, size_of=size_of)
+            for each in self.segments
+        }
+
+    def held_bytes(self, size_of: SizeOf) -> dict[str, tuple[int, ...]]:
+        """Return what each segment holds at each of its operations beyond what was live before."""
+        last = _last_readers(self.graph, self.aliases)
+        return {
+            each.name: held_bytes(each, self.aliases, last, size_of, frees_reads=self.inline)
+            for each in self.segments
+        }
 
     def forget_tracing(self) -> None:
         """Drop what tracing wrote to the nodes: fake tensors and stack traces weigh megabytes.
@@ -178,12 +192,19 @@ def gradient_name(parameter: str) -> str:
 
 
 def capture(
-    name: str, graph: fx.Graph, attributes: nn.Module, roles: Roles, *, inline: bool
+    name: str,
+    graph: fx.Graph,
+    attributes: nn.Module,
+    roles: Roles,
+    *,
+    inline: bool,
+    totals: Totals | None = None,
 ) -> Captured:
     """Prepare ``graph`` (changed in place), cut it and name its storages.
 
     ``inline`` says that segments will run node by node, so that what they read last is
-    freed in their middle; a compiled segment keeps it to its end.
+    freed in their middle; a compiled segment keeps it to its end.  ``totals`` are those that
+    decide what is large, where ``graph`` is a part of the one that will run.
     """
     localise_views(graph, roles.movable)
     aliases = Aliases(graph)
@@ -192,7 +213,7 @@ def capture(
     hoist_views(aliases, list(leaving.values()))
     if lay_out(graph, leaving, {at: roles.layouts[roles.gradients[at]] for at in leaving}):
         aliases, leaving = Aliases(graph), _leaving(output, roles)
-    saved = _saved(aliases, roles, output)
+    saved, saved_bytes = _saved(aliases, roles, output, totals)
     hoist_views(aliases, saved.values())
     last = epilogue(graph, aliases, roles.movable)
     names = _names(graph, aliases, roles)
@@ -202,13 +223,15 @@ def capture(
             gradients[gradient_name(roles.gradients[at])] = node
     names |= _whole(aliases, gradients, output)
     names |= {aliases.of(node)[0]: name for name, node in saved.items()}
+    made = gradients.values()
     segments = cut(
         graph,
         aliases,
         roles.managed,
-        gradients.values(),
+        made,
         leave_out=frozenset(last),
         brought=roles.saved,
+        totals=totals,
     )
     return Captured(
         name=name,
@@ -223,6 +246,7 @@ def capture(
         gradients=gradients,
         saved=saved,
         costs={each.name: segment_cost(each, aliases, fused=not inline) for each in segments},
+        totals=replace(totals_of(aliases, roles.managed, made), saved_bytes=saved_bytes),
         read=[(node, node.args, node.kwargs) for node in graph.nodes],
     )
 
@@ -273,10 +297,13 @@ def _whole(aliases: Aliases, leaving: Mapping[str, fx.Node], output: fx.Node) ->
     return found
 
 
-def _saved(aliases: Aliases, roles: Roles, output: fx.Node) -> dict[str, fx.Node]:
-    """Return what forward saves for backward and may move away: dense memory made here.
+def _saved(
+    aliases: Aliases, roles: Roles, output: fx.Node, totals: Totals | None
+) -> tuple[dict[str, fx.Node], int]:
+    """Return what forward saves for backward and may move away, and the bytes of all of that.
 
-    Small ones stay: a copy of one takes whole pages of the arena, so little would be won.
+    It is dense memory made here.  Small ones stay: a copy of one takes whole pages of the arena,
+    so little would be won.
     """
     leaving = cast("Sequence[object]", output.args[0])
     nodes = {name: leaving[at] for at, name in roles.leaving.items()}
@@ -291,5 +318,6 @@ def _saved(aliases: Aliases, roles: Roles, output: fx.Node) -> dict[str, fx.Node
     }
     whole = {name: dense[name] for name in _whole(aliases, dense, output).values()}
     sizes = {name: hint(aliases.of(node)[0].nbytes) for name, node in whole.items()}
-    least = max(LEAST_SAVED_BYTES, sum(sizes.values()) / LARGE_FRACTION)
-    return {name: node for name, node in whole.items() if sizes[name] >= least}
+    total = sum(sizes.values())
+    least = max(LEAST_SAVED_BYTES, (totals.saved_bytes if totals else total) / LARGE_FRACTION)
+    return {name: node for name, node in whole.items() if sizes[name] >= least}, total

@@ -23,6 +23,15 @@ SavedNames = Callable[[int], str | None]
 """From the number of a tensor that forward saves to its name; ``None`` if it must stay."""
 
 
+def saved_name(number: int | str, index: int) -> str:
+    """Name what the forward graph of this ``number`` saves; in both graphs it has the same index.
+
+    >>> saved_name(0, 7)
+    'saved.0.7'
+    """
+    return f"saved.{number}.{index}"
+
+
 def _stays(_: int) -> None:
     """Name nothing."""
 

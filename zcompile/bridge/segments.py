@@ -31,6 +31,18 @@ would have the same bits.
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """The bytes of all parameters of a graph, of its gradients, and of what it saves.
+
+    What is large among each of them is so by its share of these.
+    """
+
+    parameter_bytes: int
+    gradient_bytes: int
+    saved_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Consecutive operations that run as one kernel.
 
@@ -56,6 +68,7 @@ def cut(
     gradients: Collection[fx.Node] = (),
     leave_out: Collection[fx.Node] = (),
     brought: Collection[fx.Node] = (),
+    totals: Totals | None = None,
 ) -> tuple[Segment, ...]:
     """Start a new segment before each operation that meets a large parameter or gradient anew.
 
@@ -65,11 +78,13 @@ def cut(
 
     Expects views of managed placeholders to be local (``views.localise_views``).  Nodes in
     ``leave_out`` belong to no segment.  Views of ``brought``, other placeholders that come
-    from somewhere, belong to the segment that reads them as well, but start none.
+    from somewhere, belong to the segment that reads them as well, but start none.  ``totals``
+    are by default those of the graph.
     """
-    own = {each for node in managed for each in aliases.of(node)}
-    seen = own | {each for node in brought for each in aliases.of(node)}
-    large = _large(own) | _large({each for node in gradients for each in aliases.of(node)})
+    own, made = _storages(aliases, managed), _storages(aliases, gradients)
+    seen = own | _storages(aliases, brought)
+    totals = totals or totals_of(aliases, managed, gradients)
+    large = _large(own, totals.parameter_bytes) | _large(made, totals.gradient_bytes)
     parts: list[list[fx.Node]] = [[]]
     in_hand: set[Storage] = set()
     chain: list[fx.Node] = []
@@ -111,11 +126,26 @@ def _operations(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
 
 
-def _large(storages: Collection[Storage]) -> set[Storage]:
+def totals_of(
+    aliases: Aliases, managed: Collection[fx.Node], gradients: Collection[fx.Node]
+) -> Totals:
+    """Return what `cut` takes for the totals of a graph where it is told no others."""
+    own, made = _storages(aliases, managed), _storages(aliases, gradients)
+    return Totals(_known_bytes(own), _known_bytes(made))
+
+
+def _storages(aliases: Aliases, nodes: Collection[fx.Node]) -> set[Storage]:
+    return {each for node in nodes for each in aliases.of(node)}
+
+
+def _known_bytes(storages: Collection[Storage]) -> int:
     """Sizes of parameters and their gradients are plain numbers; other storages are left out."""
+    return sum(each.nbytes for each in storages if isinstance(each.nbytes, int))
+
+
+def _large(storages: Collection[Storage], total_bytes: int) -> set[Storage]:
     sizes = {each: each.nbytes for each in storages if isinstance(each.nbytes, int)}
-    total = sum(sizes.values())
-    return {each for each, size in sizes.items() if size * LARGE_FRACTION >= total}
+    return {each for each, size in sizes.items() if size * LARGE_FRACTION >= total_bytes}
 
 
 def _segment(
