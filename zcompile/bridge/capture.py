@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
+from zcompile.bridge.advance import advance
 from zcompile.bridge.aliases import Aliases, Size, Storage, tensors_of
 from zcompile.bridge.costs import SizeOf, segment_cost
 from zcompile.bridge.relayout import lay_out
@@ -208,6 +209,8 @@ def capture(
     """
     localise_views(graph, roles.movable)
     aliases = Aliases(graph)
+    if not roles.gradients:  # they have places of their own, right behind what makes them
+        advance(graph, aliases, roles.movable)
     (output,) = (node for node in graph.nodes if node.op == "output")
     leaving = _leaving(output, roles)
     hoist_views(aliases, list(leaving.values()))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -26,6 +27,7 @@ from torch._functorch._aot_autograd import descriptors
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
+from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import (
     _use_lazy_graph_module,  # pyright: ignore[reportPrivateUsage]
 )
@@ -52,9 +54,11 @@ __all__ = [
     "has_tangent",
     "in_compiled_call",
     "is_fully_sharded",
+    "is_random",
     "is_saved_activation",
     "is_sole_owner",
     "lazy_modules",
+    "leaves_operands",
     "min_cut_rematerialization_partition",
     "original_of",
     "output_descriptors",
@@ -323,6 +327,18 @@ def _output_strides_aside() -> Generator[None, None, None]:
         yield
     finally:
         context.output_strides = before
+
+
+def leaves_operands(target: object) -> bool:
+    """Whether it is known of an operation that it changes nothing that it is given."""
+    if isinstance(target, OpOverload):
+        return not target._schema.is_mutable  # pyright: ignore[reportPrivateUsage]
+    return target is operator.getitem
+
+
+def is_random(target: object) -> bool:
+    """Whether an operation draws random numbers: the order of such operations matters."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def flop_formula(target: object) -> Callable[..., Any] | None:
