@@ -32,6 +32,7 @@ from zcompile.ir import Channel, Tier
 from zcompile.optim.native import NativeKernels
 from zcompile.optim.rules import Operands, Scaling, rule_of
 from zcompile.runtime.arena import Arena
+from zcompile.runtime.extents import Lease
 from zcompile.runtime.pending import Pending
 from zcompile.session import Session
 
@@ -64,18 +65,23 @@ class Floor:
         half = max(self.read_bytes, self.written_bytes)
         self._read_from = homes.lease(half, "floor")
         self._write_to = homes.lease(half, "floor")
-        self()  # extents that have never been written are slower
+        # What has never been written is slower to write, and takes no I/O to read.
+        for lease in (self._read_from, self._write_to):
+            self._move(0, half, self._read_from, lease)
 
     def __call__(self) -> None:
+        self._move(self.read_bytes, self.written_bytes, self._read_from, self._write_to)
+
+    def _move(self, read_bytes: int, written_bytes: int, read_from: Lease, write_to: Lease) -> None:
+        """Read and write so many bytes at once, in pieces."""
         transfers = self.session.machine.transfers
-        reads = self._pieces(self.read_bytes)
-        writes = self._pieces(self.written_bytes)
+        reads, writes = self._pieces(read_bytes), self._pieces(written_bytes)
         flying: dict[tuple[bool, int], Pending] = {}
         for at in range(max(len(reads), len(writes))):
             slot = at % WINDOW_PIECES
             for is_write, pieces, lease in (
-                (False, reads, self._read_from),
-                (True, writes, self._write_to),
+                (False, reads, read_from),
+                (True, writes, write_to),
             ):
                 if at >= len(pieces):
                     continue
