@@ -74,10 +74,15 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """A function that computes square roots as MKL's ``vmsSqrt`` does, and its last argument."""
+    """A function that computes square roots as MKL's ``vmsSqrt`` does, and its last argument.
+
+    ``set_threads`` is the address of what says how many threads it may use for the calling one,
+    as ``MKL_Set_Num_Threads_Local`` does; 0 where it uses none.
+    """
 
     address: int
     mode: int
+    set_threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +167,7 @@ class _Call(ctypes.Structure):
         ("reserved", ctypes.c_uint32),
         ("roots", ctypes.c_void_p),
         ("roots_mode", ctypes.c_int64),
+        ("set_roots_threads", ctypes.c_void_p),
     )
 
 
@@ -287,6 +293,7 @@ def call_of(formula: Formula, of: Batch, isa: int = BEST_ISA) -> _Call:
         setattr(call, name, getattr(formula, name))
     if formula.roots is not None:
         call.roots, call.roots_mode = formula.roots.address, formula.roots.mode
+        call.set_roots_threads = formula.roots.set_threads or None
     return call
 
 

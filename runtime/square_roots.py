@@ -22,7 +22,8 @@ def mkl_roots() -> Roots | None:
     """Return MKL's function as torch has loaded it, ``None`` where torch has no MKL."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        function = ctypes.CDLL(str(path)).vmsSqrt
+        library = ctypes.CDLL(str(path))
+        function, set_threads = library.vmsSqrt, library.MKL_Set_Num_Threads_Local
     except (OSError, AttributeError):
         return None
     # MKL chooses its code at the first call of a function, and chooses wrongly if several
@@ -31,6 +32,7 @@ def mkl_roots() -> Roots | None:
     function.argtypes = [ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     function.restype = None
     function(64, values, values, MODE)
-    address = ctypes.cast(function, ctypes.c_void_p).value
+    address, setter = (ctypes.cast(each, ctypes.c_void_p).value for each in (function, set_threads))
     assert address is not None
-    return Roots(address, MODE)
+    assert setter is not None
+    return Roots(address, MODE, setter)

@@ -95,6 +95,10 @@ typedef struct zinf_optim_call {
     // vmsSqrt has this form.
     void (*roots)(int32_t num, const float* values, float* roots, int64_t mode);
     int64_t roots_mode;
+    // Set how many threads that function may use for the calling thread, and return how many it
+    // might before, 0 for its default; NULL where it uses none.  MKL_Set_Num_Threads_Local has
+    // this form.
+    int32_t (*set_roots_threads)(int32_t num);
 } zinf_optim_call;
 
 // Update all tensors on the threads of `pool`, NULL for the calling one alone.  Return 0; 1, with

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +23,7 @@ from zcompile.runtime.optim_formulas import Adam, Sgd
 from zcompile.runtime.pool import Pool
 from zcompile.runtime.square_roots import mkl_roots
 
+ROOT = Path(__file__).parents[2]
 ADAM = Adam(1.37e-2, weight_decay=0.013)
 SIZES = (5, 70_007, 1, 0, 32_768, 256, 31, 33_001)
 
@@ -207,3 +212,48 @@ def test_what_makes_no_sense_is_refused_before_anything_is_touched(native: Nativ
     with pytest.raises(NativeError, match="Invalid argument"):
         optimizers.step(ADAM.formula(), batch([whole]), isa=17)
     assert contents([whole]) == before
+
+
+THREADS_OF_A_CALL = """
+import os, threading
+from dataclasses import replace
+import torch
+from tests.native.optim_cases import item, made
+from zcompile.runtime.native import load
+from zcompile.runtime.native_optim import Optimizers, batch
+from zcompile.runtime.optim_formulas import Adam
+from zcompile.runtime.square_roots import mkl_roots
+from zcompile.runtime.pool import Pool
+
+torch.set_num_threads(1)  # for the threads that torch knows, which ours are not
+options, native = Adam(1e-3), load()
+formula = replace(options.formula(), roots=mkl_roots())
+tensors = batch([item(options, made(200_000, 5))])
+pool = Pool(native, 2)
+Optimizers(native).step(replace(formula, roots=None), tensors, pool)
+own = len(os.listdir("/proc/self/task"))
+
+def run():
+    Optimizers(native).step(formula, tensors, pool)
+    counts.append(len(os.listdir("/proc/self/task")))
+
+counts = []
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+print(counts[0] - own)
+"""
+
+
+def test_foreign_roots_start_no_threads_of_their_own(native: Native) -> None:
+    assert native is not None
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    ran = subprocess.run(
+        [sys.executable, "-c", THREADS_OF_A_CALL],
+        env=env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout.strip()) == (0, "1"), ran.stderr  # the one that calls

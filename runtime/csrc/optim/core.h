@@ -48,13 +48,17 @@ struct Factors {
     float step_size, denom_divisor;
     void (*roots)(int32_t, const float *, float *, int64_t);
     int64_t roots_mode;
+    int32_t (*set_roots_threads)(int32_t);
 };
 
 // Elements that a loop with foreign roots takes at most.
 constexpr int64_t tile = 8 * ZINF_OPTIM_BLOCK;
 
+// By itself MKL would start a team of threads for each of ours that calls it, and have it spin.
 static inline void take_roots(const Factors& f, float* values, int64_t num) {
+    const int32_t before = f.set_roots_threads ? f.set_roots_threads(1) : 0;
     f.roots(static_cast<int32_t>(num), values, values, f.roots_mode);
+    if (f.set_roots_threads) f.set_roots_threads(before);
 }
 
 template <bool Fma, bool Penalty>

@@ -204,7 +204,7 @@ static bool all_in_place(const zinf_optim_call& call) {
 static Factors factors_of(const zinf_optim_call& call, const zinf_optim_tensor& of) {
     return {call.weight_decay, call.decay,    call.weight1, call.beta1,   call.beta2,
             call.weight2,      call.momentum, call.eps,     of.step_size, of.denom_divisor,
-            call.roots,        call.roots_mode};
+            call.roots,        call.roots_mode, call.set_roots_threads};
 }
 
 class Range {
