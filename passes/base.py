@@ -73,17 +73,41 @@ def run(passes: Sequence[Pass], schedule: Schedule, target: Target) -> tuple[Sta
     Each stage is checked against all rules that the passes so far have promised and against
     the kernels of the first schedule.  Raises ``ScheduleError`` if one is broken.
     """
-    captured = schedule
-    facts: set[str] = set(passes[0].needs) if passes else set()
-    verify(schedule, rules=rules_given(facts))
-    stages: list[Stage] = []
-    for each in passes:
-        after = each(schedule, target)
-        facts |= each.gives
-        verify(after, captured=captured, rules=rules_given(facts))
-        stages.append(Stage(each.name, schedule, after))
-        schedule = after
-    return tuple(stages)
+    return Runs(schedule, target).of(passes)
+
+
+class Runs:
+    """What several pipelines make of one ``schedule``: what they begin with alike is made once."""
+
+    def __init__(self, schedule: Schedule, target: Target) -> None:
+        self.schedule = schedule
+        self.target = target
+        self._stages: dict[tuple[Pass, ...], Stage] = {}
+
+    def of(self, passes: Sequence[Pass]) -> tuple[Stage, ...]:
+        """Return what `run` does."""
+        if not passes:
+            verify(self.schedule, rules=rules_given(()))
+        found: list[Stage] = []
+        for number in range(1, len(passes) + 1):
+            beginning = tuple(passes[:number])
+            stage = self._stages.get(beginning)
+            if stage is None:
+                stage = self._next(beginning, found[-1].after if found else None)
+                self._stages[beginning] = stage
+            found.append(stage)
+        return tuple(found)
+
+    def _next(self, passes: Sequence[Pass], before: Schedule | None) -> Stage:
+        """Run the last of ``passes``; ``before`` is what those ahead of it made, if any did."""
+        facts = set(passes[0].needs).union(*(each.gives for each in passes[:-1]))
+        if before is None:
+            before = self.schedule
+            verify(before, rules=rules_given(facts))
+        last = passes[-1]
+        after = last(before, self.target)
+        verify(after, captured=self.schedule, rules=rules_given(facts | last.gives))
+        return Stage(last.name, before, after)
 
 
 def check_percent(of: str, percent: int) -> None:

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.ir import (
+    KERNELS,
     MOVABLE_ROLES,
     Channel,
-    Compute,
     Hardware,
     Kernel,
     KernelSeconds,
@@ -166,7 +166,7 @@ def _written(graph: Schedule) -> set[str]:
 
 
 def _kernels(graph: Schedule) -> Iterable[Kernel]:
-    return (step for step in graph.steps if isinstance(step, Compute | Update))
+    return (step for step in graph.steps if isinstance(step, KERNELS))
 
 
 def _sum(values: Iterable[Value]) -> int:

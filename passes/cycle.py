@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from zcompile.ir import (
+    KERNELS,
     PAGE_BYTES,
-    Compute,
     Kernel,
     KernelSeconds,
     Role,
@@ -210,7 +210,7 @@ class _Builder:
             self._own_bytes[id(graph)] = footprint(replace(graph, values=alone)).ordinary
         there = set(given(graph))
         for step, own_bytes in zip(graph.steps, self._own_bytes[id(graph)], strict=True):
-            assert isinstance(step, Compute | Update), "what is captured has kernels only"
+            assert isinstance(step, KERNELS), "what is captured has kernels only"
             operand_bytes = self._use(step, there)
             if isinstance(step, Update) and self._window_bytes is not None:
                 least_bytes = PAGE_BYTES * len(operands(step))

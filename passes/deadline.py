@@ -9,8 +9,10 @@ from itertools import accumulate
 from typing import ClassVar
 
 from zcompile.ir import (
+    KERNELS,
     Channel,
     Fetch,
+    Footprint,
     Hardware,
     Offload,
     Release,
@@ -18,15 +20,18 @@ from zcompile.ir import (
     Target,
     Wait,
     channel_of,
+    footprint,
     operands,
 )
 from zcompile.passes.base import OFFLOADED, STREAMED, check_percent
 from zcompile.passes.room import Room
 from zcompile.passes.simulate import Simulated, seconds_of, simulate
-from zcompile.passes.timeline import Timeline
+from zcompile.passes.timeline import Move, Timeline
 
 MARGIN = 0.01
 """The share of the graph's time by which a fetch starts sooner than it must."""
+
+_COPIES = (Fetch, Offload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +63,11 @@ class Deadline:
         """Return the timed plan; ``ValueError`` if the target does not say how long things take."""
         if target.hardware is None:
             raise ValueError(f"{self.name}: the target has no hardware to keep time by")
-        clock = _alone(schedule, target)
+        work = _Work.of(schedule, target)
+        clock = _alone(work)
         found: list[tuple[float, int, Schedule]] = []
         for attempt in range(2):
-            timed = _timed(schedule, target, clock, self.spare_percent)
+            timed = _timed(work, clock, self.spare_percent)
             (ran,) = simulate([timed], target.kernel_seconds, target.hardware).graphs
             found.append((ran.end_s, attempt, timed))
             if ran.exposed_s <= 0:
@@ -78,17 +84,44 @@ class _Clock:
     copy_s: Mapping[Channel, Sequence[float]]
 
 
-def _alone(schedule: Schedule, target: Target) -> _Clock:
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The plan to be timed, and what of it does not depend on times."""
+
+    schedule: Schedule
+    target: Target
+    timeline: Timeline
+    held: Footprint
+    nbytes: Mapping[str, int]
+    waits: Mapping[int, int]
+    """By ticket, the gap in which a fetch is waited for."""
+    touched: Mapping[str, Sequence[int]]
+    """By value, in order, the gaps in which a fetch of it or a kernel on it comes next."""
+
+    @classmethod
+    def of(cls, schedule: Schedule, target: Target) -> _Work:
+        timeline = Timeline.of(schedule)
+        return cls(
+            schedule,
+            target,
+            timeline,
+            footprint(schedule),
+            {value.name: value.nbytes for value in schedule.values},
+            {move.ticket: gap for gap, move in timeline.moves() if isinstance(move, Wait)},
+            _touches(timeline),
+        )
+
+
+def _alone(work: _Work) -> _Clock:
     """Return the times of a run in which nothing waits and nothing is shared."""
-    assert target.hardware is not None
-    timeline = Timeline.of(schedule)
-    seconds = (seconds_of(schedule, each, target.kernel_seconds) for each in timeline.kernels)
-    nbytes = {value.name: value.nbytes for value in schedule.values}
+    hardware, kernel_seconds = work.target.hardware, work.target.kernel_seconds
+    assert hardware is not None
+    seconds = (seconds_of(work.schedule, each, kernel_seconds) for each in work.timeline.kernels)
     copies: dict[Channel, list[float]] = {}
-    for _, move in timeline.moves():
-        if isinstance(move, Fetch | Offload):
+    for _, move in work.timeline.moves():
+        if isinstance(move, _COPIES):
             channel = channel_of(move)
-            took = _seconds(target.hardware, channel, nbytes[move.value])
+            took = _seconds(hardware, channel, work.nbytes[move.value])
             copies.setdefault(channel, []).append(took)
     return _Clock([0.0, *accumulate(seconds)], copies)
 
@@ -99,7 +132,7 @@ def _observed(schedule: Schedule, ran: Simulated) -> _Clock:
     gap_s += [
         time.end_s
         for step, time in zip(schedule.steps, ran.steps, strict=True)
-        if not isinstance(step, Fetch | Wait | Offload | Release)
+        if isinstance(step, KERNELS)
     ]
     copies: dict[Channel, list[float]] = {}
     for move in ran.moves:
@@ -113,24 +146,21 @@ def _seconds(hardware: Hardware, channel: Channel, nbytes: int) -> float:
     return hardware.links[channel].seconds(nbytes)
 
 
-def _timed(schedule: Schedule, target: Target, clock: _Clock, spare_percent: int) -> Schedule:
-    timeline = Timeline.of(schedule)
-    room = Room(schedule, target, spare_percent)
-    nbytes = {value.name: value.nbytes for value in schedule.values}
-    releases = _releases(timeline, room, nbytes, clock)
-    fetches = _fetches(timeline, releases, room, nbytes, clock)
-    for gap, moves in enumerate(timeline.gaps):
-        others = [move for move in moves if not isinstance(move, Release | Fetch)]
-        timeline.gaps[gap] = [*releases[gap], *others, *fetches[gap]]
-    return schedule.with_steps(timeline.steps())
+def _timed(work: _Work, clock: _Clock, spare_percent: int) -> Schedule:
+    room = Room(work.schedule, work.target, spare_percent, work.held)
+    releases = _releases(work, room, clock)
+    fetches = _fetches(work, releases, room, clock)
+    gaps: list[list[Move]] = [
+        [*freed, *(move for move in moves if not isinstance(move, (Release, Fetch))), *fetched]
+        for moves, freed, fetched in zip(work.timeline.gaps, releases, fetches, strict=True)
+    ]
+    return work.schedule.with_steps(Timeline(work.timeline.kernels, gaps).steps())
 
 
-def _releases(
-    timeline: Timeline, room: Room, nbytes: Mapping[str, int], clock: _Clock
-) -> list[list[Release]]:
+def _releases(work: _Work, room: Room, clock: _Clock) -> list[list[Release]]:
     """Return the releases by gap: those that wait for a copy out where it has landed."""
+    timeline, nbytes = work.timeline, work.nbytes
     landed = _landings(timeline, clock)
-    touched = _touches(timeline)
     found: list[list[Release]] = [[] for _ in timeline.gaps]
     fetched: set[str] = set()
     for gap, move in timeline.moves():
@@ -141,7 +171,7 @@ def _releases(
         at = gap
         if move.after is not None:
             wanted = bisect_left(clock.gap_s, landed[move.after], lo=gap)
-            wanted = min(wanted, len(timeline.kernels), _next(touched[move.value], gap))
+            wanted = min(wanted, len(timeline.kernels), _next(work.touched[move.value], gap))
             if move.value in fetched:
                 at = room.latest_arena(gap, wanted, nbytes[move.value])
                 room.take_arena(gap, at, nbytes[move.value])
@@ -187,14 +217,11 @@ def _next(gaps: Sequence[int], gap: int) -> int:
 
 
 def _fetches(
-    timeline: Timeline,
-    releases: Iterable[Sequence[Release]],
-    room: Room,
-    nbytes: Mapping[str, int],
-    clock: _Clock,
+    work: _Work, releases: Iterable[Sequence[Release]], room: Room, clock: _Clock
 ) -> list[list[Fetch]]:
     """Return the fetches by gap, each as late as it may be, or as early as there is room."""
-    latest = _latest_starts(timeline, clock)
+    timeline, nbytes = work.timeline, work.nbytes
+    latest = _latest_starts(work, clock)
     margin_s = MARGIN * clock.gap_s[-1]
     freed: dict[str, list[int]] = {}
     for gap, own_releases in enumerate(releases):
@@ -217,11 +244,11 @@ def _fetches(
     return found
 
 
-def _latest_starts(timeline: Timeline, clock: _Clock) -> dict[int, float]:
+def _latest_starts(work: _Work, clock: _Clock) -> dict[int, float]:
     """Return by ticket when each fetch must start for it, and all behind it, to come in time."""
-    waits = {move.ticket: gap for gap, move in timeline.moves() if isinstance(move, Wait)}
+    waits = work.waits
     queues: dict[Channel, list[int]] = {}
-    for _, move in timeline.moves():
+    for _, move in work.timeline.moves():
         if isinstance(move, Fetch):
             queues.setdefault(channel_of(move), []).append(move.ticket)
     found: dict[int, float] = {}

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.ir import (
+    KERNELS,
     MANAGED_ROLES,
     PAGE_BYTES,
     Compute,
@@ -62,7 +63,7 @@ def update_seconds(update: Schedule, hardware: Hardware) -> dict[str, float]:
         + sum(values[name].nbytes for name in (*step.reads, *step.writes))
         / hardware.memory_bytes_per_s
         for step in update.steps
-        if isinstance(step, Compute | Update)
+        if isinstance(step, KERNELS)
     }
 
 

@@ -30,7 +30,6 @@ from zcompile.passes.placement import (
 )
 from zcompile.passes.preferences import preferences
 from zcompile.passes.relaxation import SAMPLES
-from zcompile.passes.simulate import simulate
 
 MANY_KERNELS = 600
 """Of larger iterations only the plain placement is planned by a second pipeline."""
@@ -182,7 +181,7 @@ class _Trial:
             graph.name: run_fastest(pipelines, graph, targets[graph.name])
             for graph in self.model.distinct
         }
-        seconds = {name: _ran(plan.schedule, targets[name]) for name, plan in plans.items()}
+        seconds = {name: _took(plan) for name, plan in plans.items()}
         update, update_s = self._update(placement, values, pipelines)
         total = sum(seconds[graph.name] for graph in self.model.graphs) + update_s
         return Candidate(preference, placement, plans, update, total)
@@ -200,8 +199,8 @@ class _Trial:
         )
         own, homes = streamed(self.update, placement.homes, self._piece_bytes(target))
         target = replace(target, homes=homes, kernel_seconds={own.schedule.name: own.seconds})
-        planned = run_fastest(pipelines, own.schedule, target).schedule
-        return planned, _ran(planned, target)
+        planned = run_fastest(pipelines, own.schedule, target)
+        return planned.schedule, _took(planned)
 
     def _piece_bytes(self, target: Target) -> int:
         """Return the size of a piece: larger ones than the optimizer's if those were too many."""
@@ -211,9 +210,9 @@ class _Trial:
         return max(window, min(room, total // MAX_PIECES))
 
 
-def _ran(schedule: Schedule, target: Target) -> float:
-    assert target.hardware is not None
-    return simulate([schedule], target.kernel_seconds, target.hardware).seconds
+def _took(plan: Plan) -> float:
+    assert plan.seconds is not None, "whatever was compared by time has one"
+    return plan.seconds
 
 
 def _seconds(candidate: Candidate) -> float:

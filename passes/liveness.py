@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zcompile.ir import Compute, Schedule, Update, operands
+from zcompile.ir import KERNELS, Schedule, operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def live_intervals(schedule: Schedule) -> Mapping[str, Interval]:
     """
     found: dict[str, Interval] = {}
     for at, step in enumerate(schedule.steps):
-        if isinstance(step, Compute | Update):
+        if isinstance(step, KERNELS):
             for name in operands(step):
                 first = found[name].first if name in found else at
                 found[name] = Interval(first, at)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 
-from zcompile.ir import Schedule, Target, peak_bytes, verify
-from zcompile.passes.base import OFFLOADED, PACKED, PLACED, STREAMED, Pass, Stage, run
+from zcompile.ir import Rule, Schedule, Target, peak_bytes, verify
+from zcompile.passes.base import OFFLOADED, PACKED, PLACED, STREAMED, Pass, Runs, Stage
 from zcompile.passes.deadline import Deadline
 from zcompile.passes.defer import Defer
 from zcompile.passes.keep import Keep
@@ -150,13 +150,15 @@ class Tried:
 class Plan:
     """A schedule ready to run: the pipeline that made it, every stage, and failed tries.
 
-    Where times are known, ``tried`` are all plans that keep the budget; this is the fastest.
+    Where times are known, ``tried`` are all plans that keep the budget; this is the fastest,
+    and takes ``seconds``.
     """
 
     pipeline: str
     stages: tuple[Stage, ...]
     rejected: tuple[Rejected, ...]
     tried: tuple[Tried, ...] = ()
+    seconds: float | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -204,21 +206,26 @@ def run_within_budget(passes: Sequence[Pass], schedule: Schedule, target: Target
     The device budget is kept whenever the lean plan keeps it.  Raises ``ScheduleError``
     (rule V4) if it does not, or if the placement breaks the host budget.
     """
+    return _within_budget(passes, Runs(schedule, target))
+
+
+def _within_budget(passes: Sequence[Pass], runs: Runs) -> Plan:
     check_order(passes)
+    target, rungs = runs.target, ladder(passes)
     rejected: list[Rejected] = []
-    rungs = ladder(passes)
     if target.device_budget is not None and (
-        static_lean_peak(schedule, target) > target.device_budget
+        static_lean_peak(runs.schedule, target) > target.device_budget
     ):
         # No static plan needs less than the lean one: nothing would come of trying them.
         rungs = tuple(filter(_vacates, rungs))
     for pipeline in rungs:
-        stages = run(pipeline, schedule, target)
+        stages = runs.of(pipeline)
         planned = stages[-1].after
         peak = peak_bytes(planned, target)
         fits = target.device_budget is None or peak <= target.device_budget
         if fits or pipeline is rungs[-1]:
-            verify(planned, target, captured=schedule)
+            # Everything else was checked when the last pass had run.
+            verify(planned, target, rules={Rule.BUDGET})
             return Plan(render_pipeline(pipeline), stages, tuple(rejected))
         rejected.append(Rejected(render_pipeline(pipeline), peak))
     raise AssertionError("every ladder has a last rung")
@@ -232,7 +239,8 @@ def run_fastest(pipelines: Sequence[Pipeline], schedule: Schedule, target: Targe
     """
     if target.hardware is None:
         raise ValueError("the target has no hardware to compare plans by")
-    plans = [run_within_budget(each, schedule, target) for each in pipelines]
+    runs = Runs(schedule, target)
+    plans = [_within_budget(each, runs) for each in pipelines]
     tried = tuple(
         Tried(
             each.pipeline,
@@ -241,4 +249,4 @@ def run_fastest(pipelines: Sequence[Pipeline], schedule: Schedule, target: Targe
         for each in plans
     )
     at = min(range(len(plans)), key=lambda number: (tried[number].seconds, number))
-    return replace(plans[at], tried=tried)
+    return replace(plans[at], tried=tried, seconds=tried[at].seconds)

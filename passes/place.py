@@ -6,9 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from zcompile.ir import Role, Schedule, Target, Tier, Value
+import numpy as np
+from numpy.typing import NDArray
+
+from zcompile.ir import MANAGED_ROLES, Role, Schedule, Target, Tier, Value
 from zcompile.passes.base import PLACED
-from zcompile.passes.lean import lean_peak, static_lean_peak
+from zcompile.passes.lean import LeanBytes, LeanPeaks
 from zcompile.passes.pins import Pin, pin_of
 from zcompile.passes.placement import (
     DoesNotFit,
@@ -17,7 +20,6 @@ from zcompile.passes.placement import (
     home_bytes,
     managed_values,
     resident_bytes,
-    target_for,
     with_homes,
 )
 
@@ -99,7 +101,7 @@ def place(
     Raises ``DoesNotFit`` if a pin cannot be obeyed or no placement keeps the budgets.
     """
     preference = preference or Preference()
-    model = _Model(tuple(graphs), managed_values(graphs, extra), target)
+    model = _Model.of(graphs, managed_values(graphs, extra), target)
     pinned = {each.name: pin for each in model.values if (pin := pin_of(each, pins))}
     homes = {name: tier for name, (_, tier) in pinned.items()}
     _check_tiers(model, homes)
@@ -119,10 +121,27 @@ def place(
 
 
 @dataclass(frozen=True, slots=True)
+class _Graph:
+    """The lean plans of one graph; of the model's values, which it shows, and as what."""
+
+    lean: LeanBytes
+    shown: NDArray[np.int64]
+    """Numbers of the model's values that the graph shows."""
+    own: NDArray[np.int64]
+    """Their numbers in the graph."""
+    reserved: NDArray[np.int64]
+    """By value of the model, the bytes that its home on the device takes without being shown."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Model:
-    graphs: tuple[Schedule, ...]
+    graphs: tuple[_Graph, ...]
     values: tuple[Value, ...]
     target: Target
+
+    @classmethod
+    def of(cls, graphs: Iterable[Schedule], values: tuple[Value, ...], target: Target) -> _Model:
+        return cls(tuple(_graph(each, values) for each in graphs), values, target)
 
     @property
     def away(self) -> Tier | None:
@@ -140,19 +159,41 @@ class _Model:
 
         Which tier the rest is on makes no difference to the device.
         """
-        peak_of = lean_peak if vacating else static_lean_peak
         on_device = set(device)
-        homes = {
-            each.name: Tier.DEVICE if each.name in on_device else Tier.NVME for each in self.values
-        }
-        placement = Placement(homes)
-        return max(
-            (
-                peak_of(graph, target_for(graph, placement, self.values, self.target))
-                for graph in self.graphs
-            ),
-            default=self.target.reserved_bytes + resident_bytes(placement, self.values),
-        )
+        stays = np.fromiter((each.name in on_device for each in self.values), bool)
+        most = [
+            int(graph.reserved[stays].sum()) + (peaks.vacated if vacating else peaks.static)
+            for graph in self.graphs
+            for peaks in (_peaks(graph, stays),)
+        ]
+        if not most:
+            homes = dict.fromkeys(on_device, Tier.DEVICE)
+            held = (each for each in self.values if each.name in on_device)
+            most = [resident_bytes(Placement(homes), held)]
+        return self.target.reserved_bytes + max(most)
+
+
+def _graph(schedule: Schedule, values: Sequence[Value]) -> _Graph:
+    lean = LeanBytes(schedule)
+    numbers = [lean.number(each.name) for each in values]
+    shown = [at for at, number in enumerate(numbers) if number is not None]
+    own = [number for number in numbers if number is not None]
+    reserved = [
+        # As `reserved_for` counts: a gradient that the graph makes is there twice.
+        each.nbytes
+        if each.role in MANAGED_ROLES and (number is None or not lean.is_given(number))
+        else 0
+        for each, number in zip(values, numbers, strict=True)
+    ]
+    return _Graph(
+        lean, np.array(shown, np.int64), np.array(own, np.int64), np.array(reserved, np.int64)
+    )
+
+
+def _peaks(graph: _Graph, stays: NDArray[np.bool_]) -> LeanPeaks:
+    is_away = np.zeros(graph.lean.num_values, bool)
+    is_away[graph.own] = ~stays[graph.shown]
+    return graph.lean.away(is_away)
 
 
 def _check_tiers(model: _Model, pinned: Mapping[str, Tier]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zcompile.ir import Compute, Schedule, Target, Update, footprint, page_aligned
+from zcompile.ir import KERNELS, Footprint, Schedule, Target, footprint, page_aligned
 from zcompile.passes.range_max import RangeMax
 
 UNLIMITED_BYTES = 1 << 62
@@ -38,10 +38,17 @@ class Room:
     of the two, and it is enough to look at kernels.
     """
 
-    def __init__(self, schedule: Schedule, target: Target, spare_percent: int) -> None:
-        held = footprint(schedule)
+    def __init__(
+        self,
+        schedule: Schedule,
+        target: Target,
+        spare_percent: int,
+        held: Footprint | None = None,
+    ) -> None:
+        """Look at what ``schedule`` holds: its footprint, which may be given as ``held``."""
+        held = held or footprint(schedule)
         kernels = [
-            at for at, step in enumerate(schedule.steps) if isinstance(step, Compute | Update)
+            at for at, step in enumerate(schedule.steps) if isinstance(step, KERNELS)
         ]
         if schedule.vacates:
             both = [a + b for a, b in zip(held.arena, held.ordinary, strict=True)]
@@ -66,36 +73,26 @@ class Room:
 
     def earliest_arena(self, first: int, end: int, nbytes: int) -> int:
         """Return the first kernel from ``first`` on from which `take_arena` works to ``end``."""
-        return self._reach(self._arena, first, end, page_aligned(nbytes), from_end=True)
+        limit = self._limit(self._arena, page_aligned(nbytes))
+        return self._arena.held.after_last_above(limit, first, end)
 
     def latest_arena(self, first: int, end: int, nbytes: int) -> int:
         """Return the last end, up to ``end``, to which `take_arena` works from ``first``."""
-        return self._reach(self._arena, first, end, page_aligned(nbytes), from_end=False)
+        limit = self._limit(self._arena, page_aligned(nbytes))
+        return self._arena.held.first_above(limit, first, end)
 
     def latest_ordinary(self, first: int, end: int, nbytes: int) -> int:
         """Return the last end, up to ``end``, to which `take_ordinary` works from ``first``."""
-        return self._reach(self._ordinary, first, end, nbytes, from_end=False)
+        return self._ordinary.held.first_above(self._limit(self._ordinary, nbytes), first, end)
 
-    def _reach(self, part: _Part, first: int, end: int, nbytes: int, *, from_end: bool) -> int:
-        """Halve: what fits in a range of kernels fits in every part of it."""
-        least, most = 0, end - first
-        while least < most:
-            length = (least + most + 1) // 2
-            begin = end - length if from_end else first
-            if self._rise(part, begin, begin + length, nbytes) <= self._spare_bytes:
-                least = length
-            else:
-                most = length - 1
-        return end - least if from_end else first + least
-
-    @staticmethod
-    def _rise(part: _Part, first: int, end: int, nbytes: int) -> int:
-        return max(0, part.held.largest(first, end) + nbytes - part.peak_bytes)
+    def _limit(self, part: _Part, nbytes: int) -> int:
+        """Return what a kernel may hold at most for ``nbytes`` more to fit beside it."""
+        return part.peak_bytes + self._spare_bytes - nbytes
 
     def _take(self, part: _Part, first: int, end: int, nbytes: int) -> bool:
         if first >= end:
             return True
-        rise = self._rise(part, first, end, nbytes)
+        rise = max(0, part.held.largest(first, end) + nbytes - part.peak_bytes)
         if rise > self._spare_bytes:
             return False
         part.held.add(first, end, nbytes)

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zcompile.ir import (
     Channel,
-    Compute,
     Fetch,
     Hardware,
     Kernel,
     KernelSeconds,
+    Link,
     Offload,
     Release,
     Schedule,
@@ -34,9 +35,10 @@ COMPUTE, UPDATE = "compute", "update"
 _DONE = 1e-12
 """Work below this many seconds is none: what is left of sums of floats."""
 
+_NEVER = float("inf")
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
+
+class StepTime(NamedTuple):
     """When the executing thread took a step and was done with it, in seconds.
 
     ``exposed_s`` of it went to waiting for a copy or, in a kernel, to sharing the machine.
@@ -47,8 +49,7 @@ class StepTime:
     exposed_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """One copy: asked for, started and landed, in seconds."""
 
     channel: Channel
@@ -103,7 +104,7 @@ def simulate(
     """
     clock = _Clock(hardware)
     graphs = tuple(_run(each, kernel_seconds, clock) for each in schedules)
-    return Simulation(graphs, dict(clock.busy_s))
+    return Simulation(graphs, clock.busy_s)
 
 
 def _run(schedule: Schedule, kernel_seconds: KernelSeconds, clock: _Clock) -> Simulated:
@@ -116,108 +117,177 @@ def _run(schedule: Schedule, kernel_seconds: KernelSeconds, clock: _Clock) -> Si
         before = clock.now
         alone_s = 0.0
         match step:
-            case Compute() | Update():
+            case Fetch() | Offload():
+                copies[step.ticket] = clock.ask(channel_of(step), step.value, nbytes[step.value])
+            case Wait():
+                clock.wait(copies[step.ticket])
+            case Release():
+                if step.after is not None:
+                    clock.wait(copies[step.after])
+            case _:
                 alone_s = seconds_of(schedule, step, kernel_seconds)
                 clock.run(UPDATE if isinstance(step, Update) else COMPUTE, alone_s)
-            case Fetch(ticket, value) | Offload(ticket, value):
-                copies[ticket] = clock.ask(channel_of(step), value, nbytes[value])
-            case Wait(ticket):
-                clock.wait(copies[ticket])
-            case Release(_, after):
-                if after is not None:
-                    clock.wait(copies[after])
         steps.append(StepTime(before, clock.now, max(0.0, clock.now - before - alone_s)))
     return Simulated(schedule.name, start_s, clock.now, tuple(steps), tuple(clock.landed[first:]))
 
 
 def seconds_of(schedule: Schedule, kernel: Kernel, kernel_seconds: KernelSeconds) -> float:
     """Return how long ``kernel`` takes alone; ``ValueError`` if that is not known."""
-    known = kernel_seconds.get(schedule.name, {})
     name = kernel_name(kernel)
-    if name not in known:
+    seconds = kernel_seconds.get(schedule.name, {}).get(name)
+    if seconds is None:
         raise ValueError(f"{schedule.name}: no time is known for the kernel {name!r}")
-    return known[name]
+    return seconds
 
 
 @dataclass(slots=True)
 class _Copy:
-    channel: Channel
     value: str
     nbytes: int
+    alone_s: float
     asked_s: float
-    left_s: float
     start_s: float = 0.0
     landed: bool = False
 
 
+@dataclass(slots=True)
+class _Queue:
+    """The copies of one channel; the first of them is under way at ``speed``, to land at ``end_s``.
+
+    ``busy_since_s`` is when it last had nothing to do.
+    """
+
+    channel: Channel
+    name: str
+    link: Link
+    copies: deque[_Copy]
+    speed: float = 1.0
+    end_s: float = _NEVER
+    busy_since_s: float = 0.0
+
+
 class _Clock:
-    """Time, what runs at the moment, and what waits for its turn."""
+    """Time, what runs at the moment, and what waits for its turn.
+
+    It goes from landing to landing.  When a copy lands changes only where speeds do: when a
+    channel gets something to do or has no more, or a kernel that shares resources comes or goes.
+    """
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
         self._uses: dict[str, Shares] = {str(c): link.uses for c, link in hardware.links.items()}
         self._uses |= {COMPUTE: hardware.compute_uses, UPDATE: hardware.update_uses}
-        self._queues: dict[Channel, deque[_Copy]] = {}
+        self._queues: dict[Channel, _Queue] = {}
         self._speeds: dict[tuple[str, ...], Mapping[str, float]] = {}
+        self._activity: str | None = None
+        self._next_s = _NEVER
         self.now = 0.0
         self.landed: list[Move] = []
-        self.busy_s: dict[Channel, float] = {}
+        self._busy_s: dict[Channel, float] = {}
+
+    @property
+    def busy_s(self) -> dict[Channel, float]:
+        """How long each channel had something to move so far."""
+        return {
+            each.channel: self._busy_s.get(each.channel, 0.0)
+            + (self.now - each.busy_since_s if each.copies else 0.0)
+            for each in self._queues.values()
+        }
 
     def ask(self, channel: Channel, value: str, nbytes: int) -> _Copy:
-        if channel not in self._hardware.links:
-            have = ", ".join(self._hardware.links) or "none"
-            raise ValueError(f"{self._hardware.name}: has no link {channel}; it has {have}")
-        copy = _Copy(
-            channel, value, nbytes, self.now, self._hardware.links[channel].seconds(nbytes)
-        )
-        queue = self._queues.setdefault(channel, deque())
-        queue.append(copy)
-        if len(queue) == 1:
-            copy.start_s = self.now
+        queue = self._queues.get(channel) or self._open(channel)
+        copy = _Copy(value, nbytes, queue.link.seconds(nbytes), self.now)
+        queue.copies.append(copy)
+        if len(queue.copies) == 1:
+            queue.busy_since_s = self.now
+            queue.speed = 1.0
+            self._start(queue)
+            self._settle()
         return copy
 
     def run(self, activity: str, left_s: float) -> None:
         """Let ``activity`` run to its end, and the copies beside it."""
-        while left_s > _DONE:
-            rates = self._rates(activity)
-            passing_s = self._until_landing(rates)
-            passing_s = min(passing_s, left_s / rates[activity])
-            left_s -= passing_s * rates[activity]
-            self._pass(passing_s, rates)
+        if left_s <= _DONE:
+            return
+        shares = bool(self._uses[activity])
+        speed = self._begin(activity) if shares else 1.0
+        end_s = self.now + left_s / speed
+        while self._next_s <= end_s + _DONE:
+            landing_s = min(self._next_s, end_s)
+            left_s -= (landing_s - self.now) * speed
+            self.now = landing_s
+            self._land()
+            if shares and (changed := self._speed_of(activity)) != speed:
+                speed = changed
+                end_s = self.now + left_s / speed
+        self.now = end_s
+        if shares:
+            self._activity = None
+            self._settle()
 
     def wait(self, copy: _Copy) -> None:
         while not copy.landed:
-            rates = self._rates(None)
-            self._pass(self._until_landing(rates), rates)
+            self.now = max(self.now, self._next_s)
+            self._land()
 
-    def _rates(self, activity: str | None) -> Mapping[str, float]:
-        running = tuple(str(channel) for channel, queue in self._queues.items() if queue)
-        if activity is not None:
-            running = (*running, activity)
+    def _open(self, channel: Channel) -> _Queue:
+        if channel not in self._hardware.links:
+            have = ", ".join(self._hardware.links) or "none"
+            raise ValueError(f"{self._hardware.name}: has no link {channel}; it has {have}")
+        queue = _Queue(channel, str(channel), self._hardware.links[channel], deque())
+        self._queues[channel] = queue
+        return queue
+
+    def _begin(self, activity: str) -> float:
+        self._activity = activity
+        self._settle()
+        return self._speed_of(activity)
+
+    def _speed_of(self, activity: str) -> float:
+        return self._rates()[activity]
+
+    def _rates(self) -> Mapping[str, float]:
+        running = tuple(each.name for each in self._queues.values() if each.copies)
+        if self._activity is not None:
+            running = (*running, self._activity)
         if running not in self._speeds:
             self._speeds[running] = speeds(running, self._uses)
         return self._speeds[running]
 
-    def _until_landing(self, rates: Mapping[str, float]) -> float:
-        heads = [(channel, queue[0]) for channel, queue in self._queues.items() if queue]
-        return min((head.left_s / rates[channel] for channel, head in heads), default=float("inf"))
+    def _settle(self) -> None:
+        """Let the copies under way go on at the speeds of what runs now."""
+        rates = self._rates()
+        for queue in self._queues.values():
+            if queue.copies and (speed := rates[queue.name]) != queue.speed:
+                left_s = (queue.end_s - self.now) * queue.speed
+                queue.end_s = self.now + left_s / speed
+                queue.speed = speed
+        self._next_s = min((each.end_s for each in self._queues.values()), default=_NEVER)
 
-    def _pass(self, passing_s: float, rates: Mapping[str, float]) -> None:
-        self.now += passing_s
-        for channel, queue in self._queues.items():
-            if not queue:
+    def _start(self, queue: _Queue) -> None:
+        head = queue.copies[0]
+        head.start_s = self.now
+        queue.end_s = self.now + head.alone_s / queue.speed
+
+    def _land(self) -> None:
+        """Land what is due."""
+        idle = False
+        for queue in self._queues.values():
+            if queue.end_s > self.now + _DONE:
                 continue
-            self.busy_s[channel] = self.busy_s.get(channel, 0.0) + passing_s
-            head = queue[0]
-            head.left_s -= passing_s * rates[channel]
-            if head.left_s <= _DONE:
-                self._land(channel, queue)
-
-    def _land(self, channel: Channel, queue: deque[_Copy]) -> None:
-        done = queue.popleft()
-        done.landed = True
-        self.landed.append(
-            Move(channel, done.value, done.nbytes, done.asked_s, done.start_s, self.now)
-        )
-        if queue:
-            queue[0].start_s = self.now
+            done = queue.copies.popleft()
+            done.landed = True
+            self.landed.append(
+                Move(queue.channel, done.value, done.nbytes, done.asked_s, done.start_s, self.now)
+            )
+            if queue.copies:
+                self._start(queue)
+                continue
+            idle = True
+            queue.end_s = _NEVER
+            busy_s = self.now - queue.busy_since_s
+            self._busy_s[queue.channel] = self._busy_s.get(queue.channel, 0.0) + busy_s
+        if idle:
+            self._settle()
+        else:
+            self._next_s = min(each.end_s for each in self._queues.values())

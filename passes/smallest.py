@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.ir import (
-    Compute,
+    KERNELS,
     Role,
     Schedule,
     Target,
     Tier,
-    Update,
     Value,
     footprint,
     held_at,
@@ -52,7 +51,7 @@ def smallest_bytes(schedule: Schedule, target: Target) -> Smallest:
     homes = {each.name: away for each in managed_values([schedule])} | dict(target.homes)
     plan = lean_plan(schedule, replace(target, homes=homes))
     held = footprint(plan)
-    kernels = {at: step for at, step in enumerate(plan.steps) if isinstance(step, Compute | Update)}
+    kernels = {at: step for at, step in enumerate(plan.steps) if isinstance(step, KERNELS)}
     if not kernels:
         return Smallest(peak_bytes(plan, target), schedule.name, 0, "", ())
     fullest = max(kernels, key=lambda at: held.ordinary[at] + held.arena[at])

@@ -6,24 +6,15 @@ kernel ``k``, and one more gap follows the last kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 
-from zcompile.ir import (
-    Compute,
-    Fetch,
-    Kernel,
-    Offload,
-    Release,
-    Schedule,
-    Step,
-    Update,
-    Wait,
-)
+from zcompile.ir import KERNELS, Fetch, Kernel, Offload, Release, Schedule, Step, Wait
 
 Move = Fetch | Wait | Offload | Release
 
-_ORDER: tuple[type[Move], ...] = (Offload, Release, Fetch, Wait)
+_RANKS: Mapping[type[Move], int] = {Offload: 0, Release: 1, Fetch: 2, Wait: 3}
 """The order of moves in a gap.
 
 A copy out starts as soon as its kernel is done; what is freed is freed before anything is
@@ -42,13 +33,15 @@ class Timeline:
     @classmethod
     def of(cls, schedule: Schedule) -> Timeline:
         kernels: list[Kernel] = []
-        gaps: list[list[Move]] = [[]]
+        moves: list[Move] = []
+        gaps = [moves]
         for step in schedule.steps:
-            if isinstance(step, Compute | Update):
+            if isinstance(step, KERNELS):
                 kernels.append(step)
-                gaps.append([])
+                moves = []
+                gaps.append(moves)
             else:
-                gaps[-1].append(step)
+                moves.append(step)
         return cls(tuple(kernels), gaps)
 
     def moves(self) -> Iterator[tuple[int, Move]]:
@@ -63,11 +56,15 @@ class Timeline:
         Moves of one kind keep the order they have, so a queue of copies keeps its own.
         """
         found: list[Step] = []
-        for gap, moves in enumerate(self.gaps):
-            found.extend(sorted(moves, key=lambda move: _ORDER.index(type(move))))
-            if gap < len(self.kernels):
-                found.append(self.kernels[gap])
+        for moves, kernel in zip_longest(self.gaps, self.kernels):
+            found += sorted(moves, key=_rank) if len(moves) > 1 else moves
+            if kernel is not None:
+                found.append(kernel)
         return tuple(found)
+
+
+def _rank(move: Move) -> int:
+    return _RANKS[type(move)]
 
 
 def next_ticket(schedule: Schedule) -> int:

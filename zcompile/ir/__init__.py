@@ -15,6 +15,7 @@ from zcompile.ir.memory import (
 )
 from zcompile.ir.rules import ALL_RULES, Rule, ScheduleError
 from zcompile.ir.schedule import (
+    KERNELS,
     MANAGED_ROLES,
     MOVABLE_ROLES,
     PAGE_BYTES,
@@ -39,6 +40,7 @@ from zcompile.ir.verify import strip, verify
 
 __all__ = [
     "ALL_RULES",
+    "KERNELS",
     "MANAGED_ROLES",
     "MOVABLE_ROLES",
     "PAGE_BYTES",

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zcompile.ir.schedule import (
-    Compute,
+    KERNELS,
     Fetch,
     Kernel,
     Offload,
@@ -17,12 +17,11 @@ from zcompile.ir.schedule import (
     Schedule,
     Step,
     Tier,
-    Update,
     Value,
     page_aligned,
 )
 from zcompile.ir.target import Target
-from zcompile.ir.uses import given, last_touch, operands
+from zcompile.ir.uses import given, last_touch
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +42,13 @@ class _Device:
 
     def __init__(self, schedule: Schedule) -> None:
         self._nbytes = {value.name: value.nbytes for value in schedule.values}
-        self._last = last_touch(schedule)
         device = {value.name for value in schedule.values if value.home is Tier.DEVICE}
         kept = {value.name for value in schedule.values if value.held} | set(schedule.outputs)
-        self._ends = device - kept
+        self._dying: dict[int, list[str]] = {}
+        """By step, what dies with the kernel there."""
+        for name, last in last_touch(schedule).items():
+            if name in device and name not in kept:
+                self._dying.setdefault(last, []).append(name)
         self._given = given(schedule)
         self._ordinary = device & self._given
         self._fetched: set[str] = set()
@@ -56,26 +58,25 @@ class _Device:
     def run(self, at: int, kernel: Kernel) -> int:
         """Run ``kernel`` at step ``at``; return the most ordinary bytes held meanwhile."""
         before = self.ordinary
-        made = set(kernel.writes) - self._given - self._ordinary - self._fetched
-        self._ordinary |= made
-        dying = {
-            name for name in operands(kernel) if self._last[name] == at and name in self._ends
-        } & self._ordinary
-        self._ordinary -= dying
-        self.ordinary += self._sum(made) - self._sum(dying)
+        ordinary, nbytes = self._ordinary, self._nbytes
+        for name in kernel.writes:
+            if name not in self._given and name not in ordinary and name not in self._fetched:
+                ordinary.add(name)
+                self.ordinary += nbytes[name]
+        for name in self._dying.get(at, ()):
+            if name in ordinary:
+                ordinary.remove(name)
+                self.ordinary -= nbytes[name]
         return max(before + kernel.transient_bytes, self.ordinary)
 
     def take(self, at: int, step: Step) -> int:
         """Take ``step``, the one at ``at``; return the most ordinary bytes held meanwhile."""
-        match step:
-            case Compute() | Update():
-                return self.run(at, step)
-            case Fetch(_, value):
-                self.fetch(value)
-            case Release(value):
-                self.release(value)
-            case _:
-                pass
+        if isinstance(step, KERNELS):
+            return self.run(at, step)
+        if isinstance(step, Fetch):
+            self.fetch(step.value)
+        elif isinstance(step, Release):
+            self.release(step.value)
         return self.ordinary
 
     def fetch(self, value: str) -> None:
@@ -146,7 +147,7 @@ def held_after_moves(schedule: Schedule) -> tuple[int, ...]:
     return tuple(
         held.ordinary[at] + (static or held.arena[at])
         for at, step in enumerate(schedule.steps)
-        if not isinstance(step, Compute | Update)
+        if not isinstance(step, KERNELS)
     )
 
 

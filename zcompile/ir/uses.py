@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zcompile.ir.schedule import Compute, Kernel, Role, Schedule, Update
+from zcompile.ir.schedule import KERNELS, Compute, Kernel, Role, Schedule
 
 GIVEN_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.INPUT})
 """Roles whose values always exist before the first step: a kernel changes them in place."""
@@ -29,16 +29,13 @@ def given(schedule: Schedule) -> frozenset[str]:
     made: set[str] = set()
     touched: set[str] = set()
     for step in schedule.steps:
-        match step:
-            case Compute(_, reads, writes):
-                touched.update(reads)
-                made.update(name for name in writes if name not in touched)
-                touched.update(writes)
-            case Update():
-                # What an update writes it changes in place, so it was there.
-                touched.update(operands(step))
-            case _:
-                pass
+        if not isinstance(step, KERNELS):
+            continue
+        touched.update(step.reads)
+        # What an update writes it changes in place, so it was there.
+        if isinstance(step, Compute):
+            made.update([name for name in step.writes if name not in touched])
+        touched.update(step.writes)
     return frozenset(
         value.name
         for value in schedule.values
@@ -49,9 +46,11 @@ def given(schedule: Schedule) -> frozenset[str]:
 
 def last_touch(schedule: Schedule) -> Mapping[str, int]:
     """Return for each value that a kernel touches the last step at which one does."""
-    return {
-        name: at
-        for at, step in enumerate(schedule.steps)
-        if isinstance(step, Compute | Update)
-        for name in operands(step)
-    }
+    found: dict[str, int] = {}
+    for at, step in enumerate(schedule.steps):
+        if isinstance(step, KERNELS):
+            for name in step.reads:
+                found[name] = at
+            for name in step.writes:
+                found[name] = at
+    return found

@@ -111,15 +111,21 @@ class Walk:
             raise ScheduleError(self._schedule, rule, why, self._at)
 
     def _kernel(self, step: Kernel) -> None:
-        made = set[str]()
-        if isinstance(step, Compute):
-            # An update changes in place, so what it writes must be there already.
-            made = set(step.writes).difference(step.reads, self._given, self._copies)
+        # An update changes in place, so what it writes must be there already.
+        made = self._new(step) if isinstance(step, Compute) else set[str]()
         for name in operands(step):
             if name not in made:
                 self._touch(name)
         for name in step.writes:
             self._write(name, new=name in made)
+
+    def _new(self, step: Compute) -> set[str]:
+        """Return what ``step`` makes: one by one, since there may be many given values."""
+        return {
+            name
+            for name in step.writes
+            if name not in self._given and name not in self._copies and name not in step.reads
+        }
 
     def _away(self, name: str) -> bool:
         return self._values[name].home is not Tier.DEVICE
