@@ -121,8 +121,10 @@ def least_moves(cycle: Sequence[Schedule], target: Target) -> Moving:
     """Return what must move in every iteration; see Note [What has to move]."""
     values = {each.name: each for each in managed_values(cycle)}
     gradients = _carried(cycle, values)
-    lasting = [v for v in values.values() if v.role not in _PASSED and _is_read(v, cycle)]
-    changed = [v for v in lasting if any(v.name in _written(each) for each in cycle)]
+    read = {name for graph in cycle for kernel in _kernels(graph) for name in kernel.reads}
+    written = set[str]().union(*map(_written, cycle))
+    lasting = [v for v in values.values() if v.role not in _PASSED and v.name in read]
+    changed = [v for v in lasting if v.name in written]
     total, between = _sum(lasting), _sum(gradients)
     room = total + between
     if target.device_budget is not None:
@@ -154,10 +156,6 @@ def _least_room(graph: Schedule, target: Target) -> int:
     most = max(footprint(replace(graph, values=own)).ordinary, default=0)
     assert target.device_budget is not None
     return target.device_budget - target.reserved_bytes - most
-
-
-def _is_read(value: Value, cycle: Sequence[Schedule]) -> bool:
-    return any(value.name in kernel.reads for graph in cycle for kernel in _kernels(graph))
 
 
 def _written(graph: Schedule) -> set[str]:

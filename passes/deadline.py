@@ -31,6 +31,9 @@ from zcompile.passes.timeline import Move, Timeline
 MARGIN = 0.01
 """The share of the graph's time by which a fetch starts sooner than it must."""
 
+NEGLIGIBLE = 0.002
+"""Where the kernels, or one channel, take all but this share of the time, it is not planned anew."""
+
 _COPIES = (Fetch, Offload)
 
 
@@ -65,12 +68,13 @@ class Deadline:
             raise ValueError(f"{self.name}: the target has no hardware to keep time by")
         work = _Work.of(schedule, target)
         clock = _alone(work)
+        least_s = max(clock.gap_s[-1], *map(sum, clock.copy_s.values()), 0.0)
         found: list[tuple[float, int, Schedule]] = []
         for attempt in range(2):
             timed = _timed(work, clock, self.spare_percent)
             (ran,) = simulate([timed], target.kernel_seconds, target.hardware).graphs
             found.append((ran.end_s, attempt, timed))
-            if ran.exposed_s <= 0:
+            if ran.end_s <= least_s * (1 + NEGLIGIBLE):
                 break
             clock = _observed(timed, ran)
         return min(found)[2]

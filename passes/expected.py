@@ -102,6 +102,38 @@ def streamed(
     return ExpectedUpdate(schedule, seconds), found
 
 
+def merged(update: ExpectedUpdate, window_bytes: int, most: int) -> ExpectedUpdate:
+    """Return ``update`` with about ``most`` steps, those that follow each other made one.
+
+    Steps of more than ``most`` are taken together as long as their operands are no more than
+    ``window_bytes``, nor than what ``most`` equal steps would have.
+    """
+    steps = [each for each in update.schedule.steps if isinstance(each, Update)]
+    nbytes = {each.name: each.nbytes for each in update.schedule.values}
+    if len(steps) <= most:
+        return update
+    share = min(window_bytes, sum(nbytes.values()) // most)
+    taken: list[list[Update]] = []
+    filled = 0
+    for step in steps:
+        own = sum(nbytes[name] for name in step.reads)
+        if not taken or filled + own > share:
+            taken.append([])
+            filled = 0
+        taken[-1].append(step)
+        filled += own
+    seconds = {each[0].bucket: sum(update.seconds[one.bucket] for one in each) for each in taken}
+    together = (
+        Update(
+            each[0].bucket,
+            tuple(name for one in each for name in one.reads),
+            tuple(name for one in each for name in one.writes),
+        )
+        for each in taken
+    )
+    return ExpectedUpdate(update.schedule.with_steps(tuple(together)), seconds)
+
+
 def _bundles(values: Sequence[Value]) -> dict[str, list[Value]]:
     """Return by parameter, itself, its gradient and its states, of those that are trained."""
     found: dict[str, list[Value]] = {}

@@ -12,7 +12,7 @@ from itertools import islice
 
 from zcompile.ir import Role, Schedule, Target, Value
 from zcompile.passes.cycle import cycle_of
-from zcompile.passes.expected import UPDATE_ROOM, ExpectedUpdate, expected_update, streamed
+from zcompile.passes.expected import UPDATE_ROOM, ExpectedUpdate, expected_update, merged, streamed
 from zcompile.passes.pins import Pin
 from zcompile.passes.pipeline import (
     TIMED,
@@ -48,7 +48,10 @@ WINDOW_SHARE = 3
 MAX_WINDOW_BYTES = 48 << 20
 
 MAX_PIECES = 100
-"""An update is timed in about so many pieces at the most; more change its time but little."""
+"""An update is cut into about so many pieces at the most; more change its time but little."""
+
+MAX_BUCKETS = 400
+"""Where more buckets than this are small, several are timed as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +200,9 @@ class _Trial:
         target = replace(
             self.target, reserved_bytes=reserved, host_budget=None, host_reserved_bytes=0
         )
-        own, homes = streamed(self.update, placement.homes, self._piece_bytes(target))
+        piece_bytes = self._piece_bytes(target)
+        own, homes = streamed(self.update, placement.homes, piece_bytes)
+        own = merged(own, piece_bytes, MAX_BUCKETS)
         target = replace(target, homes=homes, kernel_seconds={own.schedule.name: own.seconds})
         planned = run_fastest(pipelines, own.schedule, target)
         return planned.schedule, _took(planned)
@@ -223,11 +228,8 @@ def _verdicts(best: Candidate, plain: Candidate) -> Iterable[Verdict]:
     """Yield the verdicts of the placement, each with what the plain one would have cost."""
     saved_s = plain.seconds - best.seconds
     for verdict in best.placement.verdicts:
-        if best.placement.homes == plain.placement.homes or saved_s <= 0:
-            yield verdict
-            continue
         other = plain.placement.homes[verdict.value]
-        if other is verdict.tier:
+        if other is verdict.tier or saved_s <= 0:
             yield verdict
             continue
         why = f"; {other} by the plain order, which takes {saved_s:.3g} s more an iteration"

@@ -35,10 +35,13 @@ class Keep:
     def __call__(self, schedule: Schedule, target: Target) -> Schedule:
         nbytes = {value.name: value.nbytes for value in schedule.values}
         timeline = Timeline.of(schedule)
+        pauses = _pauses(timeline)
+        if not pauses:
+            return schedule
         room = Room(schedule, target, self.spare_percent)
         dropped_fetches: set[int] = set()
         dropped_releases: set[tuple[int, str]] = set()
-        for pause in sorted(_pauses(timeline), key=lambda pause: pause.fetched - pause.released):
+        for pause in sorted(pauses, key=lambda pause: pause.fetched - pause.released):
             if room.take_arena(pause.released, pause.fetched, nbytes[pause.value]):
                 dropped_fetches.add(pause.ticket)
                 dropped_releases.add((pause.released, pause.value))

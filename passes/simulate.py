@@ -154,9 +154,10 @@ class _Copy:
 class _Queue:
     """The copies of one channel; the first of them is under way at ``speed``, to land at ``end_s``.
 
-    ``busy_since_s`` is when it last had nothing to do.
+    ``busy_since_s`` is when it last had nothing to do, ``bit`` a number for the channel.
     """
 
+    bit: int
     channel: Channel
     name: str
     link: Link
@@ -178,8 +179,10 @@ class _Clock:
         self._uses: dict[str, Shares] = {str(c): link.uses for c, link in hardware.links.items()}
         self._uses |= {COMPUTE: hardware.compute_uses, UPDATE: hardware.update_uses}
         self._queues: dict[Channel, _Queue] = {}
-        self._speeds: dict[tuple[str, ...], Mapping[str, float]] = {}
+        self._running = 0
+        """The bits of the channels that have something to move."""
         self._activity: str | None = None
+        self._known: dict[tuple[int, str | None], Mapping[str, float]] = {}
         self._next_s = _NEVER
         self.now = 0.0
         self.landed: list[Move] = []
@@ -201,6 +204,7 @@ class _Clock:
         if len(queue.copies) == 1:
             queue.busy_since_s = self.now
             queue.speed = 1.0
+            self._running |= queue.bit
             self._start(queue)
             self._settle()
         return copy
@@ -234,7 +238,8 @@ class _Clock:
         if channel not in self._hardware.links:
             have = ", ".join(self._hardware.links) or "none"
             raise ValueError(f"{self._hardware.name}: has no link {channel}; it has {have}")
-        queue = _Queue(channel, str(channel), self._hardware.links[channel], deque())
+        bit = 1 << len(self._queues)
+        queue = _Queue(bit, channel, str(channel), self._hardware.links[channel], deque())
         self._queues[channel] = queue
         return queue
 
@@ -247,12 +252,13 @@ class _Clock:
         return self._rates()[activity]
 
     def _rates(self) -> Mapping[str, float]:
-        running = tuple(each.name for each in self._queues.values() if each.copies)
-        if self._activity is not None:
-            running = (*running, self._activity)
-        if running not in self._speeds:
-            self._speeds[running] = speeds(running, self._uses)
-        return self._speeds[running]
+        rates = self._known.get((self._running, self._activity))
+        if rates is None:
+            names = [each.name for each in self._queues.values() if each.copies]
+            if self._activity is not None:
+                names.append(self._activity)
+            rates = self._known[self._running, self._activity] = speeds(names, self._uses)
+        return rates
 
     def _settle(self) -> None:
         """Let the copies under way go on at the speeds of what runs now."""
@@ -284,6 +290,7 @@ class _Clock:
                 self._start(queue)
                 continue
             idle = True
+            self._running &= ~queue.bit
             queue.end_s = _NEVER
             busy_s = self.now - queue.busy_since_s
             self._busy_s[queue.channel] = self._busy_s.get(queue.channel, 0.0) + busy_s

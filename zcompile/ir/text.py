@@ -26,6 +26,7 @@ from zcompile.ir.schedule import (
 )
 
 _NAME = r"[^\s,()%]+"
+_FIT_LINES = re.compile(rf"(?:{_NAME}\n)*{_NAME}")
 _UNFIT = re.compile(r"[\s,()%:\\]")
 _NUMBER = r"[0-9]+"
 
@@ -49,6 +50,15 @@ def is_name(text: str) -> bool:
     (True, False, False)
     """
     return re.fullmatch(_NAME, text) is not None
+
+
+def unfit_names(names: Iterable[str]) -> list[str]:
+    """Return those of ``names`` that `is_name` does not accept, in order."""
+    found = sorted(names)
+    # All at once first: a plan has thousands of names, and they nearly always fit.
+    if _FIT_LINES.fullmatch("\n".join(found)):
+        return []
+    return [name for name in found if not is_name(name)]
 
 
 def _names(names: Iterable[str]) -> str:

@@ -26,22 +26,17 @@ def given(schedule: Schedule) -> frozenset[str]:
     An intermediate is never given.  An activation or a gradient is, unless a kernel makes
     it: writes it before any kernel reads it.  Every other value always is.
     """
-    made: set[str] = set()
-    touched: set[str] = set()
+    untouched = {value.name for value in schedule.values if value.role not in GIVEN_ROLES}
+    made = {value.name for value in schedule.values if value.role is Role.INTERMEDIATE}
     for step in schedule.steps:
         if not isinstance(step, KERNELS):
             continue
-        touched.update(step.reads)
+        untouched.difference_update(step.reads)
         # What an update writes it changes in place, so it was there.
         if isinstance(step, Compute):
-            made.update([name for name in step.writes if name not in touched])
-        touched.update(step.writes)
-    return frozenset(
-        value.name
-        for value in schedule.values
-        if value.role in GIVEN_ROLES
-        or (value.role is not Role.INTERMEDIATE and value.name not in made)
-    )
+            made.update(untouched.intersection(step.writes))
+        untouched.difference_update(step.writes)
+    return frozenset(value.name for value in schedule.values if value.name not in made)
 
 
 def last_touch(schedule: Schedule) -> Mapping[str, int]:

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from zcompile.ir.memory import device_profile, host_profile, peak_bytes
 from zcompile.ir.rules import ALL_RULES, Rule, ScheduleError
-from zcompile.ir.schedule import KERNELS, MOVABLE_ROLES, Schedule, Tier
+from zcompile.ir.schedule import KERNELS, MOVABLE_ROLES, Kernel, Schedule, Tier
 from zcompile.ir.target import Target
-from zcompile.ir.text import is_name, render_step
-from zcompile.ir.uses import kernel_name, operands
+from zcompile.ir.text import render_step, unfit_names
+from zcompile.ir.uses import kernel_name
 from zcompile.ir.walk import Walk
 
 __all__ = [
@@ -49,16 +49,20 @@ def _check_names(schedule: Schedule) -> None:
     known = {value.name for value in schedule.values}
     kernels = {kernel_name(step) for step in schedule.steps if isinstance(step, KERNELS)}
     for at, step in enumerate(schedule.steps):
-        used = operands(step) if isinstance(step, KERNELS) else (step.value,)
-        for name in used:
-            if name not in known:
-                raise ScheduleError(schedule, Rule.FORM, f"there is no value %{name}", at)
+        if not isinstance(step, KERNELS):
+            used: tuple[str, ...] = (step.value,)
+        elif step.writes:
+            used = step.reads + step.writes
+        else:
+            used = step.reads
+        if not known.issuperset(used):
+            name = next(each for each in used if each not in known)
+            raise ScheduleError(schedule, Rule.FORM, f"there is no value %{name}", at)
     for name in schedule.outputs:
         if name not in known:
             raise ScheduleError(schedule, Rule.FORM, f"there is no value %{name} to output")
-    for name in sorted({schedule.name, *known, *kernels}):
-        if not is_name(name):
-            raise ScheduleError(schedule, Rule.FORM, f"{name!r} is not legal as a name")
+    for name in unfit_names({schedule.name, *known, *kernels}):
+        raise ScheduleError(schedule, Rule.FORM, f"{name!r} is not legal as a name")
 
 
 def _check_budgets(schedule: Schedule, target: Target) -> None:
@@ -78,23 +82,28 @@ _WALKED = frozenset({Rule.RESIDENT, Rule.RETURNED, Rule.SPACE})
 
 def strip(schedule: Schedule) -> Schedule:
     """Return ``schedule`` without the steps that planning inserted: its kernels alone."""
-    kernels = tuple(step for step in schedule.steps if isinstance(step, KERNELS))
-    return replace(schedule, steps=kernels, arena_bytes=0, vacates=False)
+    return replace(schedule, steps=tuple(_kernels(schedule)), arena_bytes=0, vacates=False)
 
 
 def _check_kernels(schedule: Schedule, captured: Schedule) -> None:
-    ours, theirs = strip(schedule), strip(captured)
-    for at, (our, their) in enumerate(zip(ours.steps, theirs.steps, strict=False)):
-        if our != their:
+    ours, theirs = _kernels(schedule), _kernels(captured)
+    for at, (our, their) in enumerate(zip(ours, theirs, strict=False)):
+        if our is not their and our != their:
             why = f"kernel {at} is {render_step(our)}; it was captured as {render_step(their)}"
             raise ScheduleError(schedule, Rule.KERNELS, why)
-    if len(ours.steps) != len(theirs.steps):
-        why = f"{len(ours.steps)} kernels, but {len(theirs.steps)} were captured"
+    if len(ours) != len(theirs):
+        why = f"{len(ours)} kernels, but {len(theirs)} were captured"
         raise ScheduleError(schedule, Rule.KERNELS, why)
-    what_is = [(value.name, value.nbytes, value.role) for value in schedule.values]
-    what_was = [(value.name, value.nbytes, value.role) for value in captured.values]
-    if what_is != what_was or schedule.outputs != captured.outputs:
+    is_same = len(schedule.values) == len(captured.values) and all(
+        what is was or (what.name, what.nbytes, what.role) == (was.name, was.nbytes, was.role)
+        for what, was in zip(schedule.values, captured.values, strict=True)
+    )
+    if not is_same or schedule.outputs != captured.outputs:
         raise ScheduleError(schedule, Rule.KERNELS, "values or outputs differ from the captured")
+
+
+def _kernels(schedule: Schedule) -> list[Kernel]:
+    return [step for step in schedule.steps if isinstance(step, KERNELS)]
 
 
 def verify(
