@@ -11,6 +11,7 @@ chosen plan, the plain one, and the gaps of the chosen plan to both bounds.
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +41,6 @@ from zcompile.ir import (
     Schedule,
     Target,
     Tier,
-    Update,
     Value,
     price,
 )
@@ -200,8 +200,11 @@ def compare(name: str, model: Model, target: Target) -> tuple[float, float, floa
 
 
 def synthetic(num_kernels: int) -> tuple[Model, Target]:
-    """Return forward and backward of a stack of layers, of ``num_kernels`` kernels together."""
-    half = num_kernels // 2
+    """Return a stack of layers, of whose iteration a third are kernels of each graph.
+
+    The third graph is the update, a kernel for each layer; together they are ``num_kernels``.
+    """
+    half = num_kernels // 3
     megabyte = 1 << 20
     weights = [Value(f"w{i}", 8 * megabyte, Role.PARAMETER) for i in range(half)]
     hidden = [Value(f"h{i}", 4096, Role.INTERMEDIATE) for i in range(half + 1)]
@@ -245,11 +248,14 @@ def time_planning(num_kernels: int) -> None:
     start = time.process_time()
     found = certified(model, target, homes=True)
     bounding = time.process_time() - start
-    updates = sum(isinstance(step, Update) for step in choice.best.update.steps)
+    planned = sum(len(plan.schedule.steps) for plan in choice.best.plans.values())
+    planned += len(choice.best.update.steps)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
-        f"{num_kernels} kernels and {updates} updates: planned in {took:.1f} s "
+        f"{num_kernels} steps, {planned} when planned: planned in {took:.1f} s "
         f"({len(choice.compared)} candidates), bounded in {bounding:.1f} s "
-        f"(at {SAMPLES} kernels), {choice.best.seconds:.1f} s, {found.gap(choice.best.seconds):.1%}"
+        f"(at {SAMPLES} kernels), {choice.best.seconds:.1f} s, {found.gap(choice.best.seconds):.1%}, "
+        f"{peak} MiB"
     )
 
 

@@ -34,6 +34,9 @@ from zcompile.passes.relaxation import SAMPLES
 MANY_KERNELS = 600
 """Of larger iterations only the plain placement is planned by a second pipeline."""
 
+VERY_MANY_KERNELS = 5_000
+"""Of even larger ones the plain placement is planned by the plain pipeline only."""
+
 MAX_PLACEMENTS = 12
 
 TRIED_KERNELS = 2_400
@@ -123,7 +126,8 @@ def choose(
     """Return the fastest plan of ``model`` on the hardware of ``target``.
 
     The placements are compared by the last of ``pipelines``; the best of them, and the plain
-    one, are planned by all, or of a large iteration the plain one by the first.
+    one, are planned by all, or of a large iteration the plain one by the first.  Of a very large
+    one the plain placement is planned by the first pipeline alone.
 
     Raises ``DoesNotFit`` if no placement keeps the budgets, ``ValueError`` if the target has no
     hardware or lacks the seconds of a kernel.
@@ -135,21 +139,23 @@ def choose(
     seconds = {**target.kernel_seconds, update.schedule.name: update.seconds}
     runs = (*model.graphs, update.schedule)
     cycle = cycle_of(runs, seconds, window_bytes=window_bytes(target))
-    is_large = len(cycle.kernels) > MANY_KERNELS
-    num = min(MAX_PLACEMENTS, max(2, TRIED_KERNELS // max(1, len(cycle.kernels))))
+    num_kernels = len(cycle.kernels)
+    num = min(MAX_PLACEMENTS, max(2, TRIED_KERNELS // max(1, num_kernels)))
     trial = _Trial(model, target, update)
     found: list[Candidate] = []
     for preference in islice(preferences(cycle, hardware, target, samples), num):
         placement = trial.place(preference)
         if all(placement.homes != other.placement.homes for other in found):
-            found.append(trial.plan(preference, placement, pipelines[-1:]))
-    finalists = found[:1]
-    if not is_large:
+            is_plain = not found and num_kernels > VERY_MANY_KERNELS
+            tried = pipelines[:1] if is_plain else pipelines[-1:]
+            found.append(trial.plan(preference, placement, tried))
+    finalists = found[:1] if num_kernels <= VERY_MANY_KERNELS else []
+    if num_kernels <= MANY_KERNELS:
         finalists += sorted(found[1:], key=_seconds)[:NUM_FINALISTS]
-    final = pipelines[:1] if is_large else pipelines
+    final = pipelines if num_kernels <= MANY_KERNELS else pipelines[:1]
     finals = [trial.plan(each.preference, each.placement, final) for each in finalists]
     best = min((*finals, *found), key=_seconds)
-    return Choice(best, (*found, *finals), tuple(_verdicts(best, finals[0])))
+    return Choice(best, (*found, *finals), tuple(_verdicts(best, (*finals, *found)[0])))
 
 
 def window_bytes(target: Target) -> int:
