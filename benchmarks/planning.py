@@ -254,8 +254,8 @@ def time_planning(num_kernels: int) -> None:
     print(
         f"{num_kernels} steps, {planned} when planned: planned in {took:.1f} s "
         f"({len(choice.compared)} candidates), bounded in {bounding:.1f} s "
-        f"(at {SAMPLES} kernels), {choice.best.seconds:.1f} s, {found.gap(choice.best.seconds):.1%}, "
-        f"{peak} MiB"
+        f"(at {SAMPLES} kernels), {choice.best.seconds:.1f} s, "
+        f"{found.gap(choice.best.seconds):.1%}, {peak} MiB"
     )
 
 

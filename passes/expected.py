@@ -6,7 +6,7 @@ parameter and state of what is trained, parameter by parameter, in pieces where 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.ir import (
@@ -20,6 +20,8 @@ from zcompile.ir import (
     Tier,
     Update,
     Value,
+    channel_in,
+    channel_out,
     kernel_name,
 )
 from zcompile.passes.placement import parameter_of
@@ -29,6 +31,10 @@ UPDATE_ROOM = Schedule("update", (), (Compute("window", (), (), 64 << 10),))
 
 LARGER_UPDATE_ROOM = Schedule("update", (), (Compute("window", (), (), 128 << 10),))
 """The same for updates of parameters in two bytes with states in four, and a master."""
+
+
+NUM_RUNS = 10
+"""From so many places an excerpt of an update is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +86,7 @@ def streamed(
     steps: list[Update] = []
     seconds: dict[str, float] = {}
     found: dict[str, Tier] = {}
-    for step in update.schedule.steps:
-        assert isinstance(step, Update), "an update has nothing but updates"
+    for step in _updates(update):
         moving = [nbytes[name] for name in step.reads if homes[name] is not Tier.DEVICE]
         # Each part of a piece takes whole pages.
         window = max(PAGE_BYTES, window_bytes - PAGE_BYTES * len(moving))
@@ -102,36 +107,75 @@ def streamed(
     return ExpectedUpdate(schedule, seconds), found
 
 
-def merged(update: ExpectedUpdate, window_bytes: int, most: int) -> ExpectedUpdate:
-    """Return ``update`` with about ``most`` steps, those that follow each other made one.
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Some buckets of an update that speak for all: it takes ``times`` as long as they do.
 
-    Steps of more than ``most`` are taken together as long as their operands are no more than
-    ``window_bytes``, nor than what ``most`` equal steps would have.
+    It takes no less than ``least_s``, for which all its kernels run, or a channel or resource is
+    busy.
     """
-    steps = [each for each in update.schedule.steps if isinstance(each, Update)]
-    nbytes = {each.name: each.nbytes for each in update.schedule.values}
+
+    update: ExpectedUpdate
+    times: float
+    least_s: float
+
+    def seconds(self, seconds: float) -> float:
+        """Return how long the whole update takes if the excerpt takes ``seconds``."""
+        return max(self.least_s, self.times * seconds)
+
+
+def excerpt(
+    update: ExpectedUpdate, homes: Mapping[str, Tier], hardware: Hardware, most: int
+) -> Excerpt:
+    """Return ``update``, streamed with those ``homes``, if it has no more than ``most`` steps.
+
+    Of more, about as many: runs of steps that follow each other, at equal distances.
+    """
+    steps = _updates(update)
     if len(steps) <= most:
-        return update
-    share = min(window_bytes, sum(nbytes.values()) // most)
-    taken: list[list[Update]] = []
-    filled = 0
-    for step in steps:
-        own = sum(nbytes[name] for name in step.reads)
-        if not taken or filled + own > share:
-            taken.append([])
-            filled = 0
-        taken[-1].append(step)
-        filled += own
-    seconds = {each[0].bucket: sum(update.seconds[one.bucket] for one in each) for each in taken}
-    together = (
-        Update(
-            each[0].bucket,
-            tuple(name for one in each for name in one.reads),
-            tuple(name for one in each for name in one.writes),
-        )
-        for each in taken
+        return Excerpt(update, 1.0, 0.0)
+    starts = (len(steps) * at // NUM_RUNS for at in range(NUM_RUNS))
+    chosen = [each for at in starts for each in steps[at : at + most // NUM_RUNS]]
+    values = {each.name: each for each in update.schedule.values}
+    own = tuple(values[name] for step in chosen for name in step.reads)
+    schedule = Schedule(update.schedule.name, own, tuple(chosen))
+    whole, part = (
+        _loads(each, update.seconds, values, homes, hardware) for each in (steps, chosen)
     )
-    return ExpectedUpdate(update.schedule.with_steps(tuple(together)), seconds)
+    busiest = max(whole, key=lambda each: (whole[each], each))
+    times = whole[busiest] / part[busiest] if part[busiest] else len(steps) / len(chosen)
+    seconds = {step.bucket: update.seconds[step.bucket] for step in chosen}
+    return Excerpt(ExpectedUpdate(schedule, seconds), times, whole[busiest])
+
+
+def _loads(
+    steps: Iterable[Update],
+    seconds: Mapping[str, float],
+    values: Mapping[str, Value],
+    homes: Mapping[str, Tier],
+    hardware: Hardware,
+) -> dict[str, float]:
+    """Return for how long the kernels of ``steps``, each channel and each resource are needed."""
+    found: dict[str, float] = {"kernels": 0.0}
+    for step in steps:
+        found["kernels"] += seconds[step.bucket]
+        for resource, share in hardware.update_uses:
+            found[resource] = found.get(resource, 0.0) + share * seconds[step.bucket]
+        copies = [channel_in(homes[name]) for name in step.reads]
+        sizes = [values[name].nbytes for name in step.reads]
+        copies += [channel_out(homes[name]) for name in step.writes]
+        sizes += [values[name].nbytes for name in step.writes]
+        for channel, nbytes in zip(copies, sizes, strict=True):
+            if (link := hardware.links.get(channel)) is None:
+                continue  # The simulation says so.
+            found[channel] = found.get(channel, 0.0) + link.seconds(nbytes)
+            for resource, share in link.uses:
+                found[resource] = found.get(resource, 0.0) + share * link.seconds(nbytes)
+    return found
+
+
+def _updates(update: ExpectedUpdate) -> list[Update]:
+    return [each for each in update.schedule.steps if isinstance(each, Update)]
 
 
 def _bundles(values: Sequence[Value]) -> dict[str, list[Value]]:

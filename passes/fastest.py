@@ -12,7 +12,7 @@ from itertools import islice
 
 from zcompile.ir import Role, Schedule, Target, Value
 from zcompile.passes.cycle import cycle_of
-from zcompile.passes.expected import UPDATE_ROOM, ExpectedUpdate, expected_update, merged, streamed
+from zcompile.passes.expected import UPDATE_ROOM, ExpectedUpdate, excerpt, expected_update, streamed
 from zcompile.passes.pins import Pin
 from zcompile.passes.pipeline import (
     TIMED,
@@ -54,7 +54,7 @@ MAX_PIECES = 100
 """An update is cut into about so many pieces at the most; more change its time but little."""
 
 MAX_BUCKETS = 400
-"""Where more buckets than this are small, several are timed as one."""
+"""Of an update with more buckets than this some are timed for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class _Trial:
     def _update(
         self, placement: Placement, values: Sequence[Value], pipelines: Sequence[Pipeline]
     ) -> tuple[Schedule, float]:
-        """Return the expected update as planned, and its seconds.
+        """Return the expected update as planned, or an excerpt of it, and its seconds.
 
         The optimizer cuts it to what is left beside all device homes.
         """
@@ -208,10 +208,12 @@ class _Trial:
         )
         piece_bytes = self._piece_bytes(target)
         own, homes = streamed(self.update, placement.homes, piece_bytes)
-        own = merged(own, piece_bytes, MAX_BUCKETS)
-        target = replace(target, homes=homes, kernel_seconds={own.schedule.name: own.seconds})
-        planned = run_fastest(pipelines, own.schedule, target)
-        return planned.schedule, _took(planned)
+        assert target.hardware is not None
+        some = excerpt(own, homes, target.hardware, MAX_BUCKETS)
+        schedule = some.update.schedule
+        target = replace(target, homes=homes, kernel_seconds={schedule.name: some.update.seconds})
+        planned = run_fastest(pipelines, schedule, target)
+        return planned.schedule, some.seconds(_took(planned))
 
     def _piece_bytes(self, target: Target) -> int:
         """Return the size of a piece: larger ones than the optimizer's if those were too many."""

@@ -148,7 +148,7 @@ class LeanBytes:
         changes = np.zeros(len(self._transient) + 1, np.int64)
         np.add.at(changes, first, nbytes)
         np.subtract.at(changes, end, nbytes)
-        return changes.cumsum()[:-1]
+        return np.cumsum(changes)[:-1]
 
     def _summed(self, at: Integers, nbytes: Integers) -> Integers:
         found = np.zeros(len(self._transient), np.int64)

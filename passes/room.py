@@ -47,9 +47,7 @@ class Room:
     ) -> None:
         """Look at what ``schedule`` holds: its footprint, which may be given as ``held``."""
         held = held or footprint(schedule)
-        kernels = [
-            at for at, step in enumerate(schedule.steps) if isinstance(step, KERNELS)
-        ]
+        kernels = [at for at, step in enumerate(schedule.steps) if isinstance(step, KERNELS)]
         if schedule.vacates:
             both = [a + b for a, b in zip(held.arena, held.ordinary, strict=True)]
             self._arena = self._ordinary = _Part.at(kernels, both)

@@ -56,8 +56,8 @@ class Timeline:
         Moves of one kind keep the order they have, so a queue of copies keeps its own.
         """
         found: list[Step] = []
-        for moves, kernel in zip_longest(self.gaps, self.kernels):
-            found += sorted(moves, key=_rank) if len(moves) > 1 else moves
+        for own, kernel in zip_longest(self.gaps, self.kernels):
+            found.extend(sorted(own, key=_rank) if len(own) > 1 else own)
             if kernel is not None:
                 found.append(kernel)
         return tuple(found)
