@@ -142,13 +142,14 @@ class LeanBytes:
         ends_after = np.where(kept, num_kernels, self._last + leaves_later)
         before = self._held(begins_before, np.maximum(ends_before, begins_before), nbytes)
         after = self._held(first, np.maximum(ends_after, first), nbytes)
-        return np.maximum(before + self._transient, after)
+        most: Integers = np.maximum(before + self._transient, after)
+        return most
 
     def _held(self, first: Integers, end: Integers, nbytes: Integers) -> Integers:
         changes = np.zeros(len(self._transient) + 1, np.int64)
         np.add.at(changes, first, nbytes)
         np.subtract.at(changes, end, nbytes)
-        return np.cumsum(changes)[:-1]
+        return changes.cumsum()[:-1]
 
     def _summed(self, at: Integers, nbytes: Integers) -> Integers:
         found = np.zeros(len(self._transient), np.int64)

@@ -14,7 +14,7 @@ from zcompile.ir import KERNELS, Fetch, Kernel, Offload, Release, Schedule, Step
 
 Move = Fetch | Wait | Offload | Release
 
-_RANKS: Mapping[type[Move], int] = {Offload: 0, Release: 1, Fetch: 2, Wait: 3}
+_RANKS: Mapping[type[Step], int] = {Offload: 0, Release: 1, Fetch: 2, Wait: 3}
 """The order of moves in a gap.
 
 A copy out starts as soon as its kernel is done; what is freed is freed before anything is
@@ -63,7 +63,7 @@ class Timeline:
         return tuple(found)
 
 
-def _rank(move: Move) -> int:
+def _rank(move: Step) -> int:
     return _RANKS[type(move)]
 
 

