@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,22 @@ class Net(nn.Module):
 def compiled(net: nn.Module, backend: Backend, **options: Any) -> Any:
     torch.compiler.reset()
     return torch.compile(net, backend=backend, options={"compute": "eager", **options})
+
+
+def refuse(**options: Any) -> weakref.ref[Net]:
+    """Let a model be refused; return what tells whether it is still there."""
+    net = Net()
+    step = compiled(net, Backend(), **options)
+    with pytest.raises(ValueError, match="device_budget"):
+        step(torch.ones(2, WIDTH))
+    return weakref.ref(net)
+
+
+@pytest.mark.parametrize("budget", ["12 parsecs", "4KiB"])
+def test_a_refused_model_goes_like_any_other(budget: str) -> None:
+    net = refuse(device_budget=budget)
+    gc.collect()
+    assert net() is None
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,9 @@ class _Refusal:
     """What a graph compiles to when its options or its budget cannot work."""
 
     def __init__(self, error: ValueError) -> None:
-        self._error = error.with_traceback(None)
+        # A copy without what was being handled when it was raised: the frames in tracebacks
+        # lead to the caller's, and Dynamo would keep the model in them with the compiled code.
+        self._error = copy.copy(error)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         del args, kwargs
