@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from zcompile.runtime.gradient_facts import GradientFacts
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger
 from zcompile.runtime.native_carrier import NativeCarrier
+from zcompile.runtime.rest import Rest
 from zcompile.runtime.shadows import Shadows
 from zcompile.runtime.spot import Move, Region, Spot, spot_of
 from zcompile.runtime.stream_run import carry_out
@@ -33,6 +35,10 @@ class Equipment(Protocol):
     ledger: Ledger
     facts: GradientFacts
 
+    def landed(self, gradient: Landed) -> None:
+        """Take note that a new gradient is in its home."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Outgoing:
@@ -40,6 +46,15 @@ class _Outgoing:
 
     tensor: Tensor
     extra_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """The gradient called ``value``, whose copy to its new home is over; as it was stored."""
+
+    value: str
+    rest: Rest
+    layout: Layout
 
 
 class CpuExecutor:
@@ -77,6 +92,8 @@ class CpuExecutor:
         self._ledger = machine.ledger
         self._facts = machine.facts
         self._gradients = {each.name for each in schedule.values if each.role is Role.GRADIENT}
+        self._landed = machine.landed
+        self._landing: dict[str, Landed] = {}
         self._tickets = Tickets()
         self._offsets: dict[str, int] = {}
         self._outgoing: dict[str, _Outgoing] = {}
@@ -109,6 +126,9 @@ class CpuExecutor:
             spot = spot_of(self._homes, home)
             if value in self._gradients:
                 self._facts.stored(home, outgoing.tensor)
+                rest = Rest.of(self._homes, home)
+                if rest is not None:
+                    self._landing[value] = Landed(value, rest, layout)
         else:
             home = binding.source
             spot = self._shadows.spot(value)
@@ -120,6 +140,8 @@ class CpuExecutor:
     def release(self, value: str, after: int | None) -> None:
         if after is not None:
             self._tickets.finish(after, value)
+            if value in self._landing:
+                self._landed(self._landing.pop(value))
         offset = self._offsets.pop(value, None)
         if offset is not None and self._vacates:
             self._arena.vacate(offset, page_aligned(self._bindings[value].layout.nbytes))
@@ -136,7 +158,9 @@ class CpuExecutor:
         made = translate(self._schedule, self, native.calls)
         if made is None:
             return False
-        carry_out(made, carrier, self._ledger, native.pool, kernels, native.ran)
+        exposed = not native.ahead
+        ran, pool = native.ran, native.pool
+        carry_out(made, carrier, self._ledger, pool, kernels, ran, is_exposed=exposed)
         return True
 
     def fetched(self, step: Fetch) -> tuple[Move, Tensor]:
@@ -170,6 +194,16 @@ class CpuExecutor:
         self._tickets.settle()
         assert not self._tickets.failed, "an update that failed cannot be committed"
         return self._shadows.commit(self._moved_to.keys())
+
+    def put_off(self) -> Callable[[], tuple[Lease, ...]]:
+        """Return what will commit, once or never; it outlives ``close``.
+
+        Until it is called the new bytes rest beside those of the homes, and they go with it.
+        """
+        self._tickets.settle()
+        assert not self._tickets.failed, "an update that failed cannot be committed"
+        shadows, self._shadows = self._shadows, Shadows(self._homes, {})
+        return partial(shadows.commit, frozenset(self._moved_to))
 
     def close(self) -> None:
         try:

@@ -57,6 +57,10 @@ class UpdatingExecutor(Executor, Protocol):
         """Let the updated homes have their new bytes, after the last step."""
         ...
 
+    def put_off(self) -> Callable[[], object]:
+        """Return what will commit, if it is called, also after ``close``; after the last step."""
+        ...
+
     def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:
         """Carry out all steps without the interpreter between them, if that can be done.
 
@@ -71,6 +75,11 @@ class NativeUpdates(Protocol):
     @property
     def pool(self) -> Pool | None:
         """The threads that work on a call; ``None`` for the calling one alone."""
+        ...
+
+    @property
+    def ahead(self) -> bool:
+        """Whether nobody waits for it: it runs beside other computing."""
         ...
 
     def calls(self, bucket: str, tensors: Mapping[str, Tensor]) -> Sequence[UpdateCall] | None:

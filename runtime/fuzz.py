@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from random import Random
 
 import torch
@@ -87,7 +87,14 @@ class FuzzExecutor:
 
     def commit(self) -> tuple[Lease, ...]:
         """Implement ``CpuExecutor.commit``; poison what it replaced."""
-        replaced = self._inner.commit()
+        return self._poisoned(self._inner.commit())
+
+    def put_off(self) -> Callable[[], tuple[Lease, ...]]:
+        """Implement ``CpuExecutor.put_off``; what commits poisons what it replaced."""
+        commit = self._inner.put_off()
+        return lambda: self._poisoned(commit())
+
+    def _poisoned(self, replaced: tuple[Lease, ...]) -> tuple[Lease, ...]:
         for lease in replaced:
             poison = torch.full((lease.nbytes,), POISON, dtype=torch.uint8, device="cpu")
             self._copies.write(

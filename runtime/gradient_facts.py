@@ -4,10 +4,8 @@ Note [Which gradient is meant].  A fact is about one memory and one version: the
 home, which no later home shares, and the count of changes that torch keeps for every tensor
 over it.  Autograd adds to a gradient in place and so raises the count.
 
-Note [Writes that torch does not count].  ``GradScaler.unscale_`` and writes through ``.data``
-leave the count as it was.  They go through the mapping, though, and so bring pages of the file
-into the page cache, while a gradient is stored past it.  A sum is used only if the kernel says
-that no page of the extent has been there since; where it cannot say, sums are not used.
+A sum is used only if nobody has written the gradient in ways that torch does not count: see
+``rest``.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from threading import Lock
 
 from torch import Tensor
 
-from zcompile.runtime import libc
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.mapping import HomeMapping
+from zcompile.runtime.rest import untouched
 from zcompile.runtime.square_sums import can_sum, square_sum
 
 LEAST_ROOM = 64
@@ -64,7 +62,8 @@ class GradientFacts:
         fact = self._fact(gradient)
         if fact is None or fact.square_sum is None or fact.version != gradient._version:
             return None
-        return fact.square_sum if _untouched(fact.mapping) else None
+        lease = fact.mapping.lease
+        return fact.square_sum if lease is not None and untouched(lease) else None
 
     def postpone(self, gradient: Tensor, factor: Tensor) -> bool:
         """Let ``gradient`` be multiplied by ``factor`` when it is used; ``False`` if it cannot.
@@ -132,14 +131,3 @@ class GradientFacts:
         if place is None or place.byte_offset or place.home.nbytes != gradient.nbytes:
             return None
         return place.home.mapping
-
-
-def _untouched(mapping: HomeMapping) -> bool:
-    """Say whether nobody has read or written the extent through the page cache, for certain."""
-    lease = mapping.lease
-    if lease is None:
-        return False
-    try:
-        return libc.pages_seen(lease.file.fd, lease.offset, lease.capacity) == 0
-    except OSError:  # an older kernel, or a filter of system calls
-        return False

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from zcompile.ir import Schedule, Tier, arena_peak_bytes, held_after_moves, page_aligned
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.binding import Binding
-from zcompile.runtime.cpu import CpuExecutor
+from zcompile.runtime.cpu import CpuExecutor, Landed
 from zcompile.runtime.executor import UpdatingExecutor
 from zcompile.runtime.gradient_facts import GradientFacts
 from zcompile.runtime.homes import Homes
@@ -38,11 +38,15 @@ class Machine:
         self.transfers = transfers
         self.ledger = ledger
         self.facts = GradientFacts(homes)
+        self.on_landed: Callable[[Landed], None] | None = None
+        """Called with every gradient that has come home, as soon as it is there."""
         self._make_executor = make_executor
         self._device_budget = device_budget
         self._turn = _Turn()
         self._arena: Arena | None = None
         self._arena_bytes = 0
+        self._beside: Arena | None = None
+        self._beside_turn = threading.Lock()
 
     @contextmanager
     def executing(
@@ -64,6 +68,38 @@ class Machine:
                 yield executor
             finally:
                 executor.close()
+
+    def landed(self, gradient: Landed) -> None:
+        """Take note that a new gradient is in its home."""
+        if self.on_landed is not None:
+            self.on_landed(gradient)
+
+    @contextmanager
+    def executing_beside(
+        self, schedule: Schedule, bindings: Mapping[str, Binding]
+    ) -> Generator[UpdatingExecutor, None, None]:
+        """Lend an executor, to one thread at a time, whatever others are executing.
+
+        Its arena is a second one.  It stays, and counts, from one invocation to the next.
+        """
+        with self._beside_turn:
+            executor = self._make_executor(schedule, bindings, self._second_arena(schedule), self)
+            try:
+                yield executor
+            finally:
+                executor.close()
+
+    def _second_arena(self, schedule: Schedule) -> Arena:
+        if self._beside is None or self._beside.nbytes < schedule.arena_bytes:
+            self._free_beside()
+            self._beside = Arena(schedule.arena_bytes)
+            self.ledger.hold(Tier.DEVICE, self._beside.nbytes)
+        return self._beside
+
+    def _free_beside(self) -> None:
+        if self._beside is not None:
+            self.ledger.drop(Tier.DEVICE, self._beside.nbytes)
+            self._beside = None
 
     @contextmanager
     def lease_arena(
@@ -107,6 +143,8 @@ class Machine:
         self.transfers.close()
         self.homes.close()
         self.shrink_arena()
+        with self._beside_turn:
+            self._free_beside()
 
     def _mapped(self, nbytes: int, *, huge_pages: bool) -> Arena:
         """Return the arena with addresses for ``nbytes``; they are kept from plan to plan."""

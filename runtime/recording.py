@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -58,12 +58,21 @@ class RecordingExecutor:
 
     def commit(self) -> tuple[Lease, ...]:
         """Give the sources of updated values their new bytes; no extent changes."""
-        with torch.no_grad():
-            for value, tensor in self._newest.items():
-                source = self._bindings[value].source
-                if source is not None:
-                    source.copy_(tensor)
-        return ()
+        return self.put_off()()
+
+    def put_off(self) -> Callable[[], tuple[Lease, ...]]:
+        """Return what does as ``commit``, also after ``close``."""
+        newest = dict(self._newest)
+
+        def commit() -> tuple[Lease, ...]:
+            with torch.no_grad():
+                for value, tensor in newest.items():
+                    source = self._bindings[value].source
+                    if source is not None:
+                        source.copy_(tensor)
+            return ()
+
+        return commit
 
     def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:  # noqa: ARG002 (Executor)
         """Refuse: here every step is to be seen."""

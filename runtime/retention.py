@@ -9,7 +9,7 @@ and where it has grown further away from it than it may, the heap's free pages a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -87,6 +87,9 @@ class RetainingLittle:
 
     def commit(self) -> object:
         return self._inner.commit()
+
+    def put_off(self) -> Callable[[], object]:
+        return self._inner.put_off()
 
     def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:
         return self._inner.stream(kernels, native)  # what runs natively frees no memory

@@ -20,15 +20,19 @@ def carry_out(
     pool: Pool | None,
     kernels: Kernels,
     ran: Callable[[str], object],
+    *,
+    is_exposed: bool = True,
 ) -> None:
     """Run ``made`` to its end; ``kernels`` are those that Python runs.
 
     ``ran`` is called with the name of each native update that has begun, also if it or what
-    follows failed.  When this returns or raises, nothing is under way any more.  Raises
-    ``StorageError`` for the first copy that failed.
+    follows failed.  ``is_exposed`` says that computing waits for it.
+
+    When this returns or raises, nothing is under way any more.  Raises ``StorageError`` for the
+    first copy that failed.
     """
     stream = carrier.open_stream(made.program, pool)
-    account = _Account(ledger, stream)
+    account = _Account(ledger, stream, is_exposed=is_exposed)
     returns = iter(made.returns)
     try:
         with closing(stream):
@@ -53,8 +57,9 @@ def carry_out(
 class _Account:
     """Lets the ledger have what a stream has moved and waited for since the last time."""
 
-    def __init__(self, ledger: Ledger, stream: NativeStream) -> None:
+    def __init__(self, ledger: Ledger, stream: NativeStream, *, is_exposed: bool) -> None:
         self._ledger = ledger
+        self._is_exposed = is_exposed
         self._stream = stream
         self._seen = Progress(
             0, dict.fromkeys(QUEUES.values(), 0), dict.fromkeys(QUEUES.values(), 0.0)
@@ -68,5 +73,5 @@ class _Account:
             waited = now.waited_seconds[queue] - before.waited_seconds[queue]
             if moved:
                 self._ledger.moved(channel, moved)
-            if waited:
+            if waited and self._is_exposed:
                 self._ledger.exposed(channel, waited)

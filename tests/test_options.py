@@ -39,6 +39,7 @@ def test_the_list_of_options_is_a_decision() -> None:
         "state_dtype",
         "rounding",
         "rounding_seed",
+        "early_update",
     ]
 
 
@@ -130,7 +131,7 @@ def test_an_unknown_option_suggests_a_known_one(option: str, meant: str) -> None
 
 
 def test_an_unknown_option_far_from_any_lists_them() -> None:
-    end = "io, target, master_weights, state_dtype, rounding, rounding_seed"
+    end = "io, target, master_weights, state_dtype, rounding, rounding_seed, early_update"
     assert refusal({"zzz": 1}).endswith(end)
     assert refusal({1: 2}).startswith("1=2: unknown option; ")
 

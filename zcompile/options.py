@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
+from zcompile.io_buffers import SetAside
 from zcompile.ir.schedule import PAGE_BYTES, Tier
 from zcompile.precision import Precision, StateType
 
@@ -143,6 +144,9 @@ class Options:
     an update rounds what is stored in bf16 or in 8 bits; ``rounding_seed`` is for stochastic
     rounding.
 
+    ``early_update`` lets the update of what rests in files begin while backward still runs, in an
+    eighth of the device budget: see ``docs/update.md``.
+
     The constructor takes values; `Options.parse` reads what a user wrote and also looks at the
     disk.
     """
@@ -160,12 +164,18 @@ class Options:
     state_dtype: StateType | None = None
     rounding: Literal["nearest", "stochastic"] = "nearest"
     rounding_seed: Annotated[int, Strict(), Field(ge=0, lt=1 << 64)] = 0
+    early_update: Annotated[bool, Strict()] = False
 
     @property
     def precision(self) -> Precision:
         """How parameters and states are kept."""
         stochastic = self.rounding == "stochastic"
         return Precision(self.master_weights, self.state_dtype, stochastic, self.rounding_seed)
+
+    @property
+    def set_aside(self) -> SetAside:
+        """What is set aside of the device budget."""
+        return SetAside(self.nvme_dir is not None, self.early_update)
 
     @classmethod
     def parse(cls, given: Mapping[str, object] | None = None) -> Options:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zcompile.errors import BudgetError
-from zcompile.io_buffers import NUM_BUFFERS, block_bytes, budget_beside
+from zcompile.io_buffers import block_bytes
 from zcompile.ir import (
     MANAGED_ROLES,
     Compute,
@@ -236,12 +236,12 @@ class Planner:
 
     @property
     def io_target(self) -> Target:
-        """The budgets, with nothing reserved but our I/O buffers."""
+        """The budgets, with nothing reserved but what files need."""
         options = self._options
         return Target(
             device_budget=options.device_budget,
             host_budget=options.host_budget,
-            reserved_bytes=NUM_BUFFERS * self.io_block_bytes if options.nvme_dir else 0,
+            reserved_bytes=options.set_aside.nbytes(options.device_budget),
             has_nvme=options.nvme_dir is not None,
         )
 
@@ -370,7 +370,7 @@ class Planner:
             )
         least = self._least(graphs, states)
         assert options.device_budget is not None, "without a budget everything fits"
-        smallest_bytes = budget_beside(least.bytes) if options.nvme_dir else least.bytes
+        smallest_bytes = options.set_aside.budget_beside(least.bytes)
         return BudgetError(
             option="device_budget",
             budget_bytes=options.device_budget,
@@ -388,7 +388,7 @@ class Planner:
         """Return the least ``device_budget`` under which ``schedules`` alone have a plan."""
         graphs = {each.name: each for each in schedules}
         least = self._least(graphs, self._state_values(graphs))
-        return budget_beside(least.bytes) if self._options.nvme_dir else least.bytes
+        return self._options.set_aside.budget_beside(least.bytes)
 
     def has_room_for(self, schedules: Iterable[Schedule]) -> bool:
         """Whether ``schedules`` alone have a placement that keeps the budgets."""

@@ -206,7 +206,8 @@ class Session:
             if self._machine is None:
                 self._machine = self._open()
                 weakref.finalize(self, self._machine.close)
-                self._takeover = Takeover(self)
+                window_bytes = self.options.set_aside.window_bytes(self.options.device_budget)
+                self._takeover = Takeover(self, window_bytes)
             return self._machine
 
     @property
@@ -215,6 +216,11 @@ class Session:
         assert self.machine is self._machine
         assert self._takeover is not None
         return self._takeover
+
+    @property
+    def early_updates(self) -> Mapping[str, int]:
+        """How many updates of parameters have begun while backward ran, by what became of them."""
+        return {} if self._takeover is None else self._takeover.early.counts()
 
     def _open(self) -> Machine:
         if self.options.device_budget is not None:

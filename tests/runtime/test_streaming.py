@@ -46,6 +46,10 @@ class InPython:
 
     pool: Pool | None = None
 
+    @property
+    def ahead(self) -> bool:
+        return False
+
     def calls(self, bucket: str, tensors: Mapping[str, Tensor]) -> Sequence[UpdateCall] | None:
         del bucket, tensors
         return None

@@ -61,7 +61,12 @@ class Claim:
         return torch.zeros((), dtype=dtype, device="cpu")
 
 
-def claims_of(optimizer: Optimizer, rule: Rule, host: Host) -> tuple[Claim, ...]:
+def claims_of(
+    optimizer: Optimizer,
+    rule: Rule,
+    host: Host,
+    gradients: Mapping[Tensor, Tensor] | None = None,
+) -> tuple[Claim, ...]:
     """Return the parameters whose update by ``optimizer`` the takeover carries out.
 
     They are managed, have a gradient, and lie plainly: one dense block of floating point
@@ -69,12 +74,14 @@ def claims_of(optimizer: Optimizer, rule: Rule, host: Host) -> tuple[Claim, ...]
     writes, such as parameters over one storage, is left to torch with all its partners.  So
     are all but the first of those that share a name: the modules that one compiled function
     is called with in turn.
+
+    With ``gradients``, by parameter, only those parameters are looked at, as if they had these.
     """
     by_name: dict[str, Claim] = {}
-    for claim in _candidates(optimizer, rule, host):
+    for claim in _candidates(optimizer, rule, host, gradients):
         by_name.setdefault(claim.name, claim)
     found = tuple(by_name.values())
-    shared = _entangled(optimizer, rule, found)
+    shared = _entangled(optimizer, rule, found, gradients)
     return tuple(claim for claim in found if id(claim.param) not in shared)
 
 
@@ -126,7 +133,9 @@ def _refusal(
     )
 
 
-def _candidates(optimizer: Optimizer, rule: Rule, host: Host) -> Iterator[Claim]:
+def _candidates(
+    optimizer: Optimizer, rule: Rule, host: Host, gradients: Mapping[Tensor, Tensor] | None
+) -> Iterator[Claim]:
     scaling = Scaling.of(optimizer)
     refused = any(rule.refuses_sparse(group) for group in optimizer.param_groups)
     if refused and _any_sparse(optimizer):
@@ -135,18 +144,19 @@ def _candidates(optimizer: Optimizer, rule: Rule, host: Host) -> Iterator[Claim]
         if scaling.used and not rule.fused(group):
             continue  # torch refuses
         for param in group["params"]:
-            name = host.name_of(param)
-            if name is None:
+            grad = _gradient(param, gradients)
+            name = host.name_of(param) if grad is not None else None
+            if grad is None or name is None:
                 continue
             storage = Storage.of(host.precision, param.dtype, rule.state_names(group))
             state = optimizer.state.get(param, {})
             states = {kind: state[kind] for kind in storage.kept if state.get(kind) is not None}
-            if _updatable(param, rule, group, storage) and _complete(
+            if _updatable(param, grad, rule, group, storage) and _complete(
                 rule, storage, state, states, param
             ):
                 step = state.get("step") if rule.counts_steps or storage.stochastic else None
                 begin = _beginnings(rule, optimizer, storage)
-                yield Claim(name, param, param.grad, group, index, states, step, storage, begin)
+                yield Claim(name, param, grad, group, index, states, step, storage, begin)
 
 
 def _beginnings(rule: Rule, optimizer: Optimizer, storage: Storage) -> dict[str, float]:
@@ -154,11 +164,13 @@ def _beginnings(rule: Rule, optimizer: Optimizer, storage: Storage) -> dict[str,
     return {kind: value for kind, value in initial.items() if value}
 
 
-def _updatable(param: Tensor, rule: Rule, group: Group, storage: Storage) -> bool:
-    grad = param.grad
+def _gradient(param: Tensor, gradients: Mapping[Tensor, Tensor] | None) -> Tensor | None:
+    return param.grad if gradients is None else gradients.get(param)
+
+
+def _updatable(param: Tensor, grad: Tensor, rule: Rule, group: Group, storage: Storage) -> bool:
     return (
-        grad is not None
-        and _plain(param)
+        _plain(param)
         and _alike(grad, param, param.dtype)
         and rule.refusal(group, storage.computed_in) is None
         and storage.refusal is None
@@ -256,16 +268,22 @@ class _Stretch(NamedTuple):
     owner: int
 
 
-def _entangled(optimizer: Optimizer, rule: Rule, claims: Iterable[Claim]) -> set[int]:
+def _entangled(
+    optimizer: Optimizer,
+    rule: Rule,
+    claims: Iterable[Claim],
+    gradients: Mapping[Tensor, Tensor] | None,
+) -> set[int]:
     """Return the ids of parameters that share memory, some of it written, with another tensor."""
     scaling = Scaling.of(optimizer)
     stretches: list[_Stretch] = []
     for group in optimizer.param_groups:
         grad_written = rule.writes_grad(group, scaling)
         for param in group["params"]:
-            if param.grad is not None:
+            grad = _gradient(param, gradients)
+            if grad is not None:
                 stretches += _stretches(param, param, written=True)
-                stretches += _stretches(param.grad, param, written=grad_written)
+                stretches += _stretches(grad, param, written=grad_written)
     for claim in claims:
         for state in claim.states.values():
             stretches += _stretches(state, claim.param, written=True)

@@ -73,8 +73,9 @@ _Key = tuple[Kind, Flag, bool, bool, bool, bool]
 class NativeKernels:
     """The native optimizers, and what has been found about torch's kernels in this process."""
 
-    def __init__(self, native: Native) -> None:
+    def __init__(self, native: Native, *, is_alone: bool = False) -> None:
         self._native = native
+        self._is_alone = is_alone
         self._optimizers = Optimizers(native)
         self._found: dict[_Key, Arithmetic | None] = {}
         self._pool: Pool | None = None
@@ -141,8 +142,16 @@ class NativeKernels:
         calls = _calls(formula, items, operands, storage)
         return [(each, batch(together)) for each, together in calls]
 
+    def alone(self) -> NativeKernels:
+        """Return the same kernels, with what is known of torch's, on the calling thread alone."""
+        kernels = NativeKernels(self._native, is_alone=True)
+        kernels._found = self._found
+        return kernels
+
     def threads(self) -> Pool | None:
         """Return a pool of as many threads as torch computes with."""
+        if self._is_alone:
+            return None
         wanted = torch.get_num_threads()
         if wanted == 1:
             return None

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 
 from zcompile.hooks import weak_hook
 from zcompile.optim.claims import check_all_updated, claims_of
+from zcompile.optim.early import Adopted, EarlyUpdates
 from zcompile.optim.host import Host
 from zcompile.optim.loading import keep_types, settle_types
 from zcompile.optim.native import NativeKernels
@@ -40,7 +42,7 @@ from zcompile.optim.states import (
     holds_managed,
     optimizers_over,
 )
-from zcompile.optim.subjects import fitting, subjects_of
+from zcompile.optim.subjects import Subject, fitting, subjects_of
 from zcompile.optim.update import Update
 from zcompile.runtime.errors import StorageError
 
@@ -64,13 +66,16 @@ class _Sighting:
 class Takeover:
     """Updates the managed parameters of one session, whichever optimizers hold them.
 
-    The session holds it, and it holds the session weakly.  The hooks go with ``close`` or
-    when this object is collected.
+    ``early_bytes`` is what updates may take of the device while backward runs, 0 if none may
+    begin then.  The session holds it, and it holds the session weakly.  The hooks go with
+    ``close`` or when this object is collected.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, early_bytes: int = 0) -> None:
         self._host = weakref.ref(host)
         self._kernels = NativeKernels.load()
+        self.early = EarlyUpdates(host, self._kernels, early_bytes)
+        """The updates that begin while backward runs."""
         self._sightings: weakref.WeakKeyDictionary[Optimizer, _Sighting] = (
             weakref.WeakKeyDictionary()
         )
@@ -83,6 +88,7 @@ class Takeover:
 
     def close(self) -> None:
         """Remove all hooks: from here on torch updates everything, on the homes."""
+        self.early.close()
         self._closing()
 
     def meet(self) -> None:
@@ -125,7 +131,8 @@ class Takeover:
         # Another session's hook may have put a stand-in there already.
         optimizer_left, *others = args
         memo = self._sighting(optimizer).memo
-        done = _update(optimizer_left, rule, host, memo, self._kernels)
+        early = partial(self.early.adopt, optimizer)
+        done = _update(optimizer_left, rule, host, memo, self._kernels, early)
         _settle(optimizer_left, host, done)
         return (_without(optimizer_left, done), *others), kwargs
 
@@ -187,9 +194,17 @@ class Takeover:
 
 
 def _update(
-    optimizer: Optimizer, rule: Rule, host: Host, memo: Memo, kernels: NativeKernels | None
+    optimizer: Optimizer,
+    rule: Rule,
+    host: Host,
+    memo: Memo,
+    kernels: NativeKernels | None,
+    early: Callable[[Scaling, Sequence[Subject]], Adopted],
 ) -> set[int]:
-    """Update what we claim of ``optimizer``; return the ids of those parameters."""
+    """Update what we claim of ``optimizer``; return the ids of those parameters.
+
+    ``early`` returns what has been done already.
+    """
     scaling = Scaling.of(optimizer)
     claims = claims_of(optimizer, rule, host)
     for claim in claims:
@@ -200,13 +215,18 @@ def _update(
     target = host.target()  # only now: states that are new have been placed meanwhile
     subjects = fitting(subjects, target)
     check_all_updated(optimizer, rule, host, [subject.claim for subject in subjects])
+    adopted = early(scaling, subjects)
     if scaling.skips:
         for subject in subjects:
             subject.skip(rule, host.machine.homes)
     elif subjects:
-        members = tuple(subject.member for subject in subjects)
-        program = memo.program_for(members, host.plan, target)
-        Update(subjects, program, rule, scaling, host.machine, kernels).run()
+        done = {id(each) for each in adopted.subjects}
+        left = [each for each in subjects if id(each) not in done]
+        if left:
+            members = tuple(subject.member for subject in left)
+            program = memo.program_for(members, host.plan, target)
+            Update(left, program, rule, scaling, host.machine, kernels).run()
+        adopted.commit()
     for subject in sorted(subjects, key=lambda subject: subject.number):
         subject.hand_over(optimizer.state)
     return {id(subject.claim.param) for subject in subjects}

@@ -13,7 +13,7 @@ the homes take over together, after the last copy has landed.  So if a copy fail
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from zcompile.optim.rule import Operands, Rule, Scaling
 from zcompile.optim.storage import run_by_torch
 from zcompile.optim.subjects import Subject
 from zcompile.runtime.binding import Binding
-from zcompile.runtime.executor import execute
+from zcompile.runtime.executor import UpdatingExecutor, execute
 from zcompile.runtime.libc import return_freed_memory
 from zcompile.runtime.machine import Machine
 from zcompile.runtime.native_stream import UpdateCall
@@ -37,7 +37,10 @@ Kernel = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 class Update:
-    """One update of ``subjects`` by ``program``, whose members they are."""
+    """One update of ``subjects`` by ``program``, whose members they are.
+
+    ``ahead`` says that it is made before it is asked for, by ``make``, and that nobody waits.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,8 @@ class Update:
         scaling: Scaling,
         machine: Machine,
         kernels: NativeKernels | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
         self._subjects = subjects
         self._program = program
@@ -54,6 +59,7 @@ class Update:
         self._scaling = scaling
         self._machine = machine
         self._kernels = kernels
+        self._ahead = ahead
         self._changed: dict[str, None] = {}
         self._streamed = {bucket_name(at): each for at, each in enumerate(program.streamed)}
 
@@ -70,36 +76,45 @@ class Update:
                 self._kernel(bucket)({})
         finally:
             self._machine.ledger.drop(Tier.DEVICE, passing_bytes)
-        # Copies into homes, and native kernels, go past autograd; a backward of before must
-        # still notice.
-        torch.autograd.graph.increment_version(
-            [
-                subject.tensors[kind]
-                for subject in self._subjects
-                for kind, part in subject.parts.items()
-                if part.written and not subject.tensors[kind].is_inference()
-            ]
-        )
+        raise_versions(self._subjects)
+
+    @torch.no_grad()
+    def make(self) -> Callable[[], object]:
+        """Make the new bytes; return what lets them take the place of the old ones.
+
+        All rests in files.  Nothing has changed before that is called.  Raises ``StorageError``.
+        """
+        assert not self._program.resident, "what is on the device would be changed at once"
+        schedule, passing_bytes = self._program.schedule, self._program.passing_bytes
+        self._machine.ledger.hold(Tier.DEVICE, passing_bytes)
+        try:
+            with self._machine.executing_beside(schedule, self._bindings()) as executor:
+                self._carry_out(executor)
+                return executor.put_off()
+        finally:
+            self._machine.ledger.drop(Tier.DEVICE, passing_bytes)
 
     def _stream(self) -> None:
         if not self._program.streamed:
             return
         # The allocator may keep what others have freed: the budget has no room for it.
         return_freed_memory()
-        schedule = self._program.schedule
-        kernels: dict[str, Kernel] = {}
-        for index, bucket in enumerate(self._program.streamed):
-            kernels[zeros_name(index)] = self._zeros(bucket)
-            kernels[bucket_name(index)] = self._kernel(bucket)
-        with self._machine.executing(schedule, self._bindings()) as executor:
+        with self._machine.executing(self._program.schedule, self._bindings()) as executor:
             try:
-                executor.prepare()
-                if not executor.stream(kernels, self):
-                    execute(schedule, executor, kernels, {})
+                self._carry_out(executor)
                 executor.commit()
             except Exception as error:
                 self._tell_changed(error)
                 raise
+
+    def _carry_out(self, executor: UpdatingExecutor) -> None:
+        kernels: dict[str, Kernel] = {}
+        for index, bucket in enumerate(self._program.streamed):
+            kernels[zeros_name(index)] = self._zeros(bucket)
+            kernels[bucket_name(index)] = self._kernel(bucket)
+        executor.prepare()
+        if not executor.stream(kernels, self):
+            execute(self._program.schedule, executor, kernels, {})
 
     def _bindings(self) -> dict[str, Binding]:
         return {
@@ -146,6 +161,11 @@ class Update:
     def pool(self) -> Pool | None:
         """Implement ``NativeUpdates.pool``."""
         return None if self._kernels is None else self._kernels.threads()
+
+    @property
+    def ahead(self) -> bool:
+        """Implement ``NativeUpdates.ahead``."""
+        return self._ahead
 
     def calls(self, bucket: str, tensors: Mapping[str, Tensor]) -> Sequence[UpdateCall] | None:
         """Implement ``NativeUpdates.calls``."""
@@ -246,3 +266,19 @@ class Update:
                 "the update stopped half way; what rests on nvme is as before, but changed, at "
                 f"least in part, are {', '.join(self._changed)}"
             )
+
+
+def raise_versions(subjects: Iterable[Subject]) -> None:
+    """Raise the versions of what has been updated.
+
+    Copies into homes, and native kernels, go past autograd; a backward of before must still
+    notice.
+    """
+    torch.autograd.graph.increment_version(
+        [
+            subject.tensors[kind]
+            for subject in subjects
+            for kind, part in subject.parts.items()
+            if part.written and not subject.tensors[kind].is_inference()
+        ]
+    )

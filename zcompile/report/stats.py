@@ -39,6 +39,10 @@ class Stats:
 
     ``ddp_bucket_bytes`` is what DDP holds of all gradients, in ordinary memory, which is in
     no budget and no peak.
+
+    ``early_updates`` counts parameters whose update began while backward ran, by what became
+    of them: ``adopted``, or ``made again`` because something was not as foretold, or ``failed``
+    because a file could not be read or written, and made again.
     """
 
     total: Snapshot
@@ -49,6 +53,7 @@ class Stats:
     outside_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
     unused: Mapping[str, int] = field(default_factory=dict[str, int])
     ddp_bucket_bytes: int = 0
+    early_updates: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __str__(self) -> str:
         text = StringIO()
@@ -61,6 +66,9 @@ class Stats:
     def _remarks(self) -> Iterator[str]:
         for cause, nbytes in self.outside_bytes.items():
             yield f"{mebibytes(nbytes)} read outside the graphs: {cause}"
+        if self.early_updates:
+            fates = ", ".join(f"{number} {fate}" for fate, number in self.early_updates.items())
+            yield f"updates of parameters begun while backward ran: {fates}"
         if self.unused:
             more = ["..."] if len(self.unused) > MAX_NAMES else []
             names = ", ".join([*[*self.unused][:MAX_NAMES], *more])
@@ -114,6 +122,7 @@ def stats(model: object) -> Stats:
         session.leaving.bytes_by_cause(),
         _unused(original_of(model), session) if callable(model) else {},
         session.buckets.nbytes,
+        session.early_updates,
     )
 
 
