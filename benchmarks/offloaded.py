@@ -38,7 +38,8 @@ from zcompile.runtime.ledger import Channel
 STATES = 4
 """Parameters, gradients and Adam's two states weigh the same."""
 
-WARM_UP = 2
+WARM_UP = 4
+"""After so many iterations updates may begin early."""
 
 Clip = Callable[[Sequence[nn.Parameter], float], Any]
 
@@ -96,6 +97,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "zinf-swap")
     parser.add_argument("--compute", choices=("eager", "inductor"), default="inductor")
     parser.add_argument("--clip", choices=sorted(CLIPS), default="none")
+    parser.add_argument("--early", action="store_true", help="with early_update=True")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--sequence", type=int, default=128)
@@ -114,7 +116,11 @@ def main() -> None:
     job = Job(steps=asked.rounds, batch=asked.batch, sequence=asked.sequence)
     models: list[nn.Module] = [pretrained.load_model(weights) for _ in range(2)]
     state_bytes = STATES * sum(each.nbytes for each in models[0].parameters())
-    tight = {"device_budget": state_bytes // 4, "nvme_dir": asked.folder}
+    tight = {
+        "device_budget": state_bytes // 4,
+        "nvme_dir": asked.folder,
+        "early_update": asked.early,
+    }
     clips = CLIPS[asked.clip]
     resident = side_of(models[0], {"compute": asked.compute}, clips[0])
     offloaded = side_of(models[1], {"compute": asked.compute, **tight}, clips[1])
@@ -140,7 +146,10 @@ def main() -> None:
             counted["offloaded"], counted["resident"], counted["bytes"], strict=True
         )
     ]
-    what = f"a quarter of the states ({asked.compute}, clip {asked.clip}) / resident or bytes"
+    early = ", early" if asked.early else ""
+    what = (
+        f"a quarter of the states ({asked.compute}, clip {asked.clip}{early}) / resident or bytes"
+    )
     Bar(what, 1.1, at_least=False).show(ratios)
 
 
