@@ -223,7 +223,11 @@ class Range {
   private:
     void run(Loop loop, int64_t begin, int64_t end) const {
         const bool in_place = all_in_place(call_);
-        const int64_t most = in_place && call_.roots == nullptr ? end - begin : tile;
+        // A call of foreign roots has its price.  Other tiles are small, so that what is
+        // converted is still in a first-level cache of 32 KiB when it is needed again.
+        const int64_t most = call_.roots != nullptr ? tile
+                             : in_place             ? end - begin
+                                                    : ZINF_OPTIM_BLOCK;
         for (int64_t at = begin; at < end; at += most) {
             const int64_t num = end - at < most ? end - at : most;
             in_place ? direct(loop, at, num) : through_tile(loop, at, num);
