@@ -53,10 +53,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {*BELOW_BACKEND, "backend", "machines"},
     "demo": {*BELOW_BACKEND, "backend", "report"},
     "bench": {"version", *BELOW_BACKEND, "machines"},
+    "forecasting": {*BELOW_BACKEND, "machines", "report"},
     "doctor": {"version", *BELOW_BACKEND, "machines", "report"},
-    "cli": {"version", *BELOW_BACKEND, "backend", "report", "demo", "doctor", "bench"},
+    "cli": {
+        *("version", "backend", "report", "demo", "doctor", "bench", "forecasting"),
+        *BELOW_BACKEND,
+    },
     # The package itself imports when asked for a name; for type checkers it names them all.
-    "": {"version", *BELOW_BACKEND, "backend", "clipping", "report"},
+    "": {"version", *BELOW_BACKEND, "backend", "clipping", "report", "forecasting"},
 }
 """By layer, a module or folder of the package: the layers it may import."""
 

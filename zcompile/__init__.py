@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from zcompile import optim
     from zcompile.clipping import clip_grad_norm_
     from zcompile.errors import BudgetError
+    from zcompile.forecasting.forecast import forecast
     from zcompile.options import Options
     from zcompile.report.schedules import schedules
     from zcompile.report.stats import stats
@@ -23,6 +24,7 @@ __all__ = [
     "Options",
     "__version__",
     "clip_grad_norm_",
+    "forecast",
     "optim",
     "schedules",
     "stats",
@@ -33,6 +35,7 @@ _MODULES = {
     "__version__": "zcompile.version",
     "Options": "zcompile.options",
     "clip_grad_norm_": "zcompile.clipping",
+    "forecast": "zcompile.forecasting.forecast",
     "schedules": "zcompile.report.schedules",
     "stats": "zcompile.report.stats",
 }

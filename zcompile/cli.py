@@ -174,6 +174,66 @@ def _exit_by_signal(number: int, frame: object) -> NoReturn:
     sys.exit(128 + number)
 
 
+@main.command()
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(help="A Hugging Face config.json, a folder with one, or module:function."),
+    ],
+    target: Annotated[
+        str, typer.Option(help="The machine: a name, 'here', or a file as zinf bench writes it.")
+    ] = "h100",
+    device_budget: Annotated[
+        str | None, typer.Option(help="Such as 40GB; by default all that the machine has.")
+    ] = None,
+    host_budget: Annotated[str | None, typer.Option(help="The same for the host.")] = None,
+    host: Annotated[bool, typer.Option(help="Whether to use the host.")] = True,
+    nvme: Annotated[bool, typer.Option(help="Whether to use the disk.")] = True,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences; 1 by default.")] = None,
+    sequence: Annotated[
+        int | None, typer.Option(min=2, help="Tokens in one; 1024 by default.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights; bfloat16 by default.")] = None,
+    optimizer: Annotated[
+        str, typer.Option(help="adamw, adam, sgd, sgd-momentum, adagrad, rmsprop or lion.")
+    ] = "adamw",
+    compute: Annotated[Compute, typer.Option(help="Who runs the kernels.")] = Compute.EAGER,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Trace all layers, also where they are alike.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Tell what training a model would hold, move and take, before anything is allocated.
+
+    Ends with status 0 if it fits, 1 if it does not, and 2 if the question is wrong.
+    """
+    # Here and not above: they need torch, which ``zinf --help`` does not.
+    from zcompile.forecasting.command import Question, answer
+    from zcompile.forecasting.command import as_json as forecast_as_json
+    from zcompile.forecasting.loading import Wanted
+
+    question = Question(
+        model=model,
+        target=target,
+        device_budget=device_budget,
+        host_budget=host_budget,
+        host=host,
+        nvme=nvme,
+        compute=compute.value,
+        optimizer=optimizer,
+        wanted=Wanted(batch, sequence, dtype),
+        whole=whole,
+    )
+    try:
+        found = answer(question)
+    except ValueError as error:
+        typer.echo(f"zinf: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(forecast_as_json(found) if as_json else str(found))
+    if not found.fits:
+        raise typer.Exit(1)
+
+
 def _folder(given: Path | None) -> Path | None:
     """Return the folder if files can be made in it; raise ``BadParameter`` if not."""
     try:

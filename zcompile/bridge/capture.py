@@ -200,12 +200,14 @@ def capture(
     *,
     inline: bool,
     totals: Totals | None = None,
+    all_saved: bool = False,
 ) -> Captured:
     """Prepare ``graph`` (changed in place), cut it and name its storages.
 
     ``inline`` says that segments will run node by node, so that what they read last is
     freed in their middle; a compiled segment keeps it to its end.  ``totals`` are those that
-    decide what is large, where ``graph`` is a part of the one that will run.
+    decide what is large, where ``graph`` is a part of the one that will run.  ``all_saved`` lets
+    what is saved for backward move away however small it is: see `least_saved_bytes`.
     """
     localise_views(graph, roles.movable)
     aliases = Aliases(graph)
@@ -216,7 +218,11 @@ def capture(
     hoist_views(aliases, list(leaving.values()))
     if lay_out(graph, leaving, {at: roles.layouts[roles.gradients[at]] for at in leaving}):
         aliases, leaving = Aliases(graph), _leaving(output, roles)
-    saved, saved_bytes = _saved(aliases, roles, output, totals)
+    nodes = _saved(aliases, roles, output)
+    sizes = {name: hint(aliases.of(node)[0].nbytes) for name, node in nodes.items()}
+    saved_bytes = sum(sizes.values())
+    least = least_saved_bytes(totals.saved_bytes if totals else saved_bytes)
+    saved = {name: node for name, node in nodes.items() if all_saved or sizes[name] >= least}
     hoist_views(aliases, saved.values())
     last = epilogue(graph, aliases, roles.movable)
     names = _names(graph, aliases, roles)
@@ -300,14 +306,16 @@ def _whole(aliases: Aliases, leaving: Mapping[str, fx.Node], output: fx.Node) ->
     return found
 
 
-def _saved(
-    aliases: Aliases, roles: Roles, output: fx.Node, totals: Totals | None
-) -> tuple[dict[str, fx.Node], int]:
-    """Return what forward saves for backward and may move away, and the bytes of all of that.
+def least_saved_bytes(total_bytes: int) -> float:
+    """Return the size below which something stays that forward saves, of so many bytes together.
 
-    It is dense memory made here.  Small ones stay: a copy of one takes whole pages of the arena,
-    so little would be won.
+    A copy of a small one takes whole pages of the arena, so little would be won.
     """
+    return max(LEAST_SAVED_BYTES, total_bytes / LARGE_FRACTION)
+
+
+def _saved(aliases: Aliases, roles: Roles, output: fx.Node) -> dict[str, fx.Node]:
+    """Return what forward saves for backward and could move away: dense memory made here."""
     leaving = cast("Sequence[object]", output.args[0])
     nodes = {name: leaving[at] for at, name in roles.leaving.items()}
     dense = {
@@ -319,8 +327,4 @@ def _saved(
         and is_known(aliases.of(node)[0].nbytes)
         and is_plain_view(node, aliases.of(node)[0].root)
     }
-    whole = {name: dense[name] for name in _whole(aliases, dense, output).values()}
-    sizes = {name: hint(aliases.of(node)[0].nbytes) for name, node in whole.items()}
-    total = sum(sizes.values())
-    least = max(LEAST_SAVED_BYTES, (totals.saved_bytes if totals else total) / LARGE_FRACTION)
-    return {name: node for name, node in whole.items() if sizes[name] >= least}, total
+    return {name: dense[name] for name in _whole(aliases, dense, output).values()}

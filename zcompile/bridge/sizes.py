@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import sympy  # pyright: ignore[reportMissingTypeStubs]
@@ -37,6 +37,21 @@ def evaluate(size: Size, bindings: Mapping[sympy.Symbol, int]) -> int:
     if not value.is_number:
         raise UnknownSize(f"the size {size} is known only when the graph has run")
     return int(value)
+
+
+def guards_hold(sizes: Iterable[Size], bindings: Mapping[sympy.Symbol, int]) -> bool:
+    """Whether what has been captured with ``sizes`` is right where symbols have these values."""
+    environments = {id(env): env for each in sizes if (env := _environment(each)) is not None}
+    return all(
+        bool(guard.expr.subs(dict(bindings)) != sympy.false)
+        for environment in environments.values()
+        for guard in environment.guards
+    )
+
+
+def _environment(size: Size) -> Any:
+    """Return the object that keeps what tracing has assumed of symbols."""
+    return None if isinstance(size, int) else _inside(size).shape_env
 
 
 def are_equal(one: Size, other: Size) -> bool:

@@ -22,15 +22,19 @@ from torch._dynamo import convert_frame, eval_frame
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.cache_size import exceeds_recompile_limit
+from torch._dynamo.decorators import mark_dynamic
 from torch._dynamo.eval_frame import OptimizedModule, innermost_fn
+from torch._dynamo.exc import TorchDynamoException
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import (
     _use_lazy_graph_module,  # pyright: ignore[reportPrivateUsage]
 )
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
@@ -38,7 +42,9 @@ from torch.utils._python_dispatch import (
 from torch.utils.flop_counter import flop_registry
 
 __all__ = [
+    "NO_SYMBOL",
     "Attempt",
+    "FakeTensorMode",
     "active_ddp",
     "aot_autograd",
     "attempt_under_way",
@@ -59,6 +65,7 @@ __all__ = [
     "is_sole_owner",
     "lazy_modules",
     "leaves_operands",
+    "mark_dynamic",
     "min_cut_rematerialization_partition",
     "original_of",
     "output_descriptors",
@@ -66,6 +73,10 @@ __all__ = [
     "storage_key",
     "watch_attempts",
 ]
+
+
+NO_SYMBOL = (TorchDynamoException, ConstraintViolationError)
+"""What Dynamo raises for a model in which a length that shall be a symbol cannot be one."""
 
 
 def active_ddp() -> nn.Module | None:
