@@ -19,13 +19,12 @@ from pathlib import Path
 
 import torch
 from bar import Bar
+from setting import transfers_in
 
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.cgroups import available_cpus
-from zcompile.runtime.extents import ExtentFile, Lease
+from zcompile.runtime.extents import Lease
 from zcompile.runtime.file_io import FileIO
-from zcompile.runtime.folder import RunFolder
-from zcompile.runtime.ledger import Ledger
 from zcompile.runtime.pending import Pending
 from zcompile.runtime.transfers import Transfers
 
@@ -108,21 +107,14 @@ def main() -> None:
     parser.add_argument("--io", type=FileIO, choices=list(FileIO), default=FileIO.AUTO)
     given = parser.parse_args()
     torch.set_num_threads(available_cpus())
-    folder = RunFolder.create(given.folder)
-    file = ExtentFile(folder)
-    transfers = Transfers(file, Ledger(), io=given.io)
-    lease = file.lease(PIECES * PIECE_BYTES, "benchmark")
-    bench = Bench(lease, transfers, Arena(PIECES * PIECE_BYTES), given.products)
-    try:
+    with transfers_in(given.folder, given.io) as (file, transfers):
+        lease = file.lease(PIECES * PIECE_BYTES, "benchmark")
+        bench = Bench(lease, transfers, Arena(PIECES * PIECE_BYTES), given.products)
         bench.cpu_s_per_byte("write")  # the extent exists, and the memory too
         bench.loop(None)
         for direction, excess in measure(bench, given.rounds).items():
             what = f"products beside {direction}s: slowdown less its CPU time"
             Bar(what, 0.05, at_least=False).show(excess)
-    finally:
-        transfers.close()
-        file.close()
-        folder.close()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
@@ -28,13 +27,12 @@ from pathlib import Path
 
 from bar import Bar, ratios
 from peers import async_io, cpu_adam
+from setting import timed, transfers_in
 
 from zcompile.bench.direct_loop import direct_loop
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.file_io import FileIO
-from zcompile.runtime.folder import RunFolder
-from zcompile.runtime.ledger import Ledger
 from zcompile.runtime.transfers import Transfers
 
 GIB = 1 << 30
@@ -76,13 +74,6 @@ class Bench:
         assert fd is not None, "the file system refuses O_DIRECT"
         place = (fd, lease.offset, self.memory.address, self.nbytes)
         return timed(lambda: direct_loop(*place, write=direction == "write"))
-
-
-def timed(call: Callable[[], object]) -> tuple[float, float]:
-    """Return the wall-clock seconds of ``call``, and its CPU seconds over all threads."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    call()
-    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def fio(
@@ -180,21 +171,14 @@ def main() -> None:
     parser.add_argument("--io", type=FileIO, choices=list(FileIO), default=FileIO.AUTO)
     given = parser.parse_args()
     nbytes = int(given.gib * GIB) // 4096 * 4096
-    folder = RunFolder.create(given.folder)
-    file = ExtentFile(folder)
-    transfers = Transfers(file, Ledger(), io=given.io)
-    bench = Bench(file, transfers, Arena(nbytes), nbytes)
-    choice = transfers.choice
-    print(f"{nbytes / GIB:g} GiB, {os.cpu_count()} CPUs, io={choice.io.value} ({choice.because})")
-    try:
+    with transfers_in(given.folder, given.io) as (file, transfers):
+        bench = Bench(file, transfers, Arena(nbytes), nbytes)
+        io, because = transfers.choice.io.value, transfers.choice.because
+        print(f"{nbytes / GIB:g} GiB, {os.cpu_count()} CPUs, io={io} ({because})")
         bench.ours("write")  # the extent exists, and the memory too
         with tempfile.TemporaryDirectory(dir=given.folder, prefix="rivals-") as theirs:
             for direction in DIRECTIONS:
                 compare(bench, direction, given.pairs, Path(theirs))
-    finally:
-        transfers.close()
-        file.close()
-        folder.close()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import cProfile
 import pstats
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ from typing import Any
 
 import torch
 from bar import Bar
+from setting import timed
 from torch import Tensor, nn
 
 from zcompile.backend import zinf_backend
@@ -118,18 +118,10 @@ def kernels_alone(optimizer: torch.optim.AdamW, numel: int) -> Callable[[], None
             param, grad, *states = (each[: min(window, numel - start)] for each in tensors)
             step = torch.tensor(4.0)
             named: dict[str, Tensor] = dict(zip(("exp_avg", "exp_avg_sq"), states, strict=True))
-            kernels.run(
-                arithmetic, rule, group, Scaling(), [Operands(param, grad, named, False, step)]
-            )
+            operands = [Operands(param, grad, named, False, step)]
+            kernels.run(kernels.prepared(arithmetic, rule, group, Scaling(), operands))
 
     return run
-
-
-def timed(call: Callable[[], object]) -> tuple[float, float]:
-    """Return the wall-clock seconds of ``call``, and its CPU seconds over all threads."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    call()
-    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def moved_bytes(session: Session, call: Callable[[], object]) -> tuple[int, int]:

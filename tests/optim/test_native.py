@@ -92,7 +92,7 @@ def check_pieces(
             pieces.append(
                 Operands(ours.param[at], ours.grad[at], states, first, step, piece.start, numel)
             )
-    kernels.run(way, rule, group, scaling, pieces)
+    kernels.run(kernels.prepared(way, rule, group, scaling, pieces))
     if ours.step is not None:
         ours.step += 1
     for one, other in zip(tensors(ours), tensors(whole), strict=True):

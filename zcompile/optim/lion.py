@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from zcompile.optim.rule import HALF_TYPES, Group, Operands, Rule, Scaling, is_number
+from zcompile.optim.rule import HALF_TYPES, Group, Operands, Rule, Scaling, plain_numbers
 from zcompile.runtime.optim_formulas import Lion as LionOptions
 
 
@@ -106,14 +106,6 @@ class LionRule(Rule):
         del group
         return True
 
-    def fused(self, group: Group) -> bool:
-        del group
-        return False
-
-    def refusal(self, group: Group, dtype: torch.dtype) -> str | None:
-        del group, dtype
-        return None
-
     def tails_differ(self, group: Group, dtype: torch.dtype) -> bool:
         del group
         return dtype in HALF_TYPES
@@ -122,10 +114,6 @@ class LionRule(Rule):
         del first
         return 2 if group["maximize"] else 1
 
-    def writes_grad(self, group: Group, scaling: Scaling) -> bool:
-        del group, scaling
-        return False
-
     def run(self, group: Group, scaling: Scaling, operands: Sequence[Operands]) -> None:
         del scaling
         for each in operands:
@@ -133,8 +121,9 @@ class LionRule(Rule):
 
     def options(self, group: Group, *, first: bool) -> LionOptions | None:
         del first
-        lr, (beta1, beta2), weight_decay = group["lr"], group["betas"], group["weight_decay"]
-        if not all(map(is_number, (lr, beta1, beta2, weight_decay))):
+        values = group["lr"], *group["betas"], group["weight_decay"]
+        numbers = plain_numbers(values, fused=False)
+        if numbers is None:
             return None
-        betas = float(beta1), float(beta2)
-        return LionOptions(float(lr), betas, float(weight_decay), bool(group["maximize"]))
+        lr, beta1, beta2, weight_decay = numbers
+        return LionOptions(lr, (beta1, beta2), weight_decay, bool(group["maximize"]))

@@ -10,7 +10,7 @@ without the library.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -101,18 +101,8 @@ class NativeKernels:
             self._found[key] = self._matching(rule, group, scaled=scaled, first=first)
         return self._found[key]
 
-    def run(
-        self,
-        arithmetic: Arithmetic,
-        rule: Rule,
-        group: Group,
-        scaling: Scaling,
-        operands: Sequence[Operands],
-        storage: Storage | None = None,
-        factor: Tensor | None = None,
-    ) -> None:
-        """Do what ``run_by_torch`` does, to the same bits, or what ``storage`` asks for."""
-        calls = self.prepared(arithmetic, rule, group, scaling, operands, storage, factor)
+    def run(self, calls: Iterable[tuple[Formula, Batch]]) -> None:
+        """Carry out ``calls``, as ``prepared`` returned them, on the pool."""
         for formula, tensors in calls:
             done = self._optimizers.step(formula, tensors, self.threads())
             assert done
@@ -129,6 +119,7 @@ class NativeKernels:
     ) -> list[tuple[Formula, Batch]]:
         """Return the native calls that update ``operands``, usually one; raise their counts.
 
+        They do what ``run_by_torch`` does, to the same bits, or what ``storage`` asks for.
         Gradients, in fp32, are multiplied by ``factor`` before anything else, but not changed.
         """
         options = rule.options(group, first=operands[0].first)
@@ -173,7 +164,7 @@ class NativeKernels:
             rule.run(group, scaling, [stock])
         for arithmetic in _arithmetics(fused=rule.fused(group)):
             ours = _sample(rule, group, first=first)
-            self.run(arithmetic, rule, group, scaling, [ours])
+            self.run(self.prepared(arithmetic, rule, group, scaling, [ours]))
             if _same_bits(ours, stock):
                 return arithmetic
         return None

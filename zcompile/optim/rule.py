@@ -7,7 +7,7 @@ says the same to the native kernels, which stand in where they give those bits: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -95,11 +95,12 @@ class Rule(Protocol):
 
     def fused(self, group: Group) -> bool:
         """Return whether torch takes its fused kernels."""
-        ...
+        return bool(group.get("fused"))
 
     def refusal(self, group: Group, dtype: torch.dtype) -> str | None:
         """Return why torch's own step must update parameters of ``dtype``; mostly ``None``."""
-        ...
+        del dtype
+        return flags_refusal(group)
 
     def tails_differ(self, group: Group, dtype: torch.dtype) -> bool:
         """Return whether scalar and vector code disagree: see ``chunks``."""
@@ -110,8 +111,8 @@ class Rule(Protocol):
         ...
 
     def writes_grad(self, group: Group, scaling: Scaling) -> bool:
-        """Return whether torch changes the gradients themselves."""
-        ...
+        """Return whether torch changes the gradients themselves: fused kernels unscale them."""
+        return self.fused(group) and scaling.grad_scale is not None
 
     def run(self, group: Group, scaling: Scaling, operands: Sequence[Operands]) -> None:
         """Update ``operands`` in place; gradients are changed only if ``writes_grad``."""
@@ -122,6 +123,22 @@ class Rule(Protocol):
         ...
 
 
-def is_number(value: object) -> bool:
-    """Return whether ``value`` is a plain number: tensors round differently."""
-    return isinstance(value, int | float)
+def flags_refusal(group: Group) -> str | None:
+    """Return which flag in ``group`` only torch's own step can honour, and why."""
+    if group.get("differentiable"):
+        return "differentiable=True records the update itself"
+    if group.get("capturable"):
+        return "capturable=True is for accelerators"
+    return None
+
+
+def plain_numbers(values: Iterable[Any], *, fused: bool) -> list[float] | None:
+    """Return ``values`` as numbers, ``None`` if torch computes with one of them as a tensor.
+
+    Fused kernels take a tensor's number; the other loops compute with the tensor, and round
+    differently.
+    """
+    given = list(values)
+    if not fused and not all(isinstance(each, int | float) for each in given):
+        return None
+    return [float(each) for each in given]

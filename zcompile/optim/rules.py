@@ -14,7 +14,15 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from zcompile.optim.lion import Lion, LionRule
-from zcompile.optim.rule import HALF_TYPES, Group, Operands, Rule, Scaling, is_number
+from zcompile.optim.rule import (
+    HALF_TYPES,
+    Group,
+    Operands,
+    Rule,
+    Scaling,
+    flags_refusal,
+    plain_numbers,
+)
 from zcompile.optim.square_rules import AdagradRule, RmsPropRule
 from zcompile.runtime.optim_formulas import Adam as AdamOptions
 from zcompile.runtime.optim_formulas import Sgd as SgdOptions
@@ -30,15 +38,10 @@ class AdamRule(Rule):
         names = ("exp_avg", "exp_avg_sq")
         return (*names, "max_exp_avg_sq") if group["amsgrad"] else names
 
-    def fused(self, group: Group) -> bool:
-        return bool(group["fused"])
-
     def refusal(self, group: Group, dtype: torch.dtype) -> str | None:
         del dtype
-        if group["differentiable"]:
-            return "differentiable=True records the update itself"
-        if group["capturable"]:
-            return "capturable=True is for accelerators"
+        if refusal := flags_refusal(group):
+            return refusal
         if group["foreach"] and isinstance(group["lr"], Tensor):
             return "foreach=True does not go with a tensor as learning rate"
         return None
@@ -55,9 +58,6 @@ class AdamRule(Rule):
     def _penalty(self, group: Group) -> bool:
         """Return whether weight decay is added to the gradient."""
         return bool(group["weight_decay"] != 0) and not group["decoupled_weight_decay"]
-
-    def writes_grad(self, group: Group, scaling: Scaling) -> bool:
-        return self.fused(group) and scaling.grad_scale is not None
 
     def run(self, group: Group, scaling: Scaling, operands: Sequence[Operands]) -> None:
         beta1, beta2 = group["betas"]
@@ -86,16 +86,16 @@ class AdamRule(Rule):
 
     def options(self, group: Group, *, first: bool) -> AdamOptions | None:
         del first
-        lr, (beta1, beta2) = group["lr"], group["betas"]
-        numbers = lr, beta1, beta2, group["eps"], group["weight_decay"]
-        # Fused kernels take a tensor's number; the other loops compute with the tensor.
-        if not self.fused(group) and not all(map(is_number, numbers)):
+        values = group["lr"], *group["betas"], group["eps"], group["weight_decay"]
+        numbers = plain_numbers(values, fused=self.fused(group))
+        if numbers is None:
             return None
+        lr, beta1, beta2, eps, weight_decay = numbers
         return AdamOptions(
-            float(lr),
-            (float(beta1), float(beta2)),
-            float(group["eps"]),
-            float(group["weight_decay"]),
+            lr,
+            (beta1, beta2),
+            eps,
+            weight_decay,
             bool(group["decoupled_weight_decay"]),
             bool(group["amsgrad"]),
             bool(group["maximize"]),
@@ -115,8 +115,8 @@ class SgdRule(Rule):
         return bool(group["fused"]) and not group["foreach"]
 
     def refusal(self, group: Group, dtype: torch.dtype) -> str | None:
-        if group["differentiable"]:
-            return "differentiable=True records the update itself"
+        if refusal := flags_refusal(group):
+            return refusal
         if self.fused(group) and group["momentum"] != 0 and dtype in HALF_TYPES:
             # torch 2.13 reads up to eight bytes past the end of the momentum and computes
             # the last elements with them: the bits depend on what happens to lie there.
@@ -161,19 +161,13 @@ class SgdRule(Rule):
                 each.states["momentum_buffer"] = buffer
 
     def options(self, group: Group, *, first: bool) -> SgdOptions | None:
-        lr, momentum = group["lr"], group["momentum"]
-        numbers = lr, momentum, group["dampening"], group["weight_decay"]
-        if not self.fused(group) and not all(map(is_number, numbers)):
+        names = ("lr", "momentum", "dampening", "weight_decay")
+        numbers = plain_numbers((group[name] for name in names), fused=self.fused(group))
+        if numbers is None:
             return None
-        return SgdOptions(
-            float(lr),
-            float(momentum),
-            float(group["dampening"]),
-            float(group["weight_decay"]),
-            bool(group["nesterov"]),
-            bool(group["maximize"]),
-            first,
-        )
+        lr, momentum, dampening, weight_decay = numbers
+        nesterov, maximize = bool(group["nesterov"]), bool(group["maximize"])
+        return SgdOptions(lr, momentum, dampening, weight_decay, nesterov, maximize, first)
 
 
 RULES: Mapping[type[Optimizer], Rule] = MappingProxyType(

@@ -10,7 +10,7 @@ import torch
 from torch.optim.adagrad import adagrad
 from torch.optim.rmsprop import rmsprop
 
-from zcompile.optim.rule import HALF_TYPES, Group, Operands, Rule, Scaling, is_number
+from zcompile.optim.rule import HALF_TYPES, Group, Operands, Rule, Scaling, plain_numbers
 from zcompile.runtime.optim_formulas import Adagrad as AdagradOptions
 from zcompile.runtime.optim_formulas import RmsProp as RmsPropOptions
 
@@ -32,15 +32,6 @@ class AdagradRule(Rule):
     def refuses_sparse(self, group: Group) -> bool:
         return self.fused(group) or group["weight_decay"] != 0
 
-    def fused(self, group: Group) -> bool:
-        return bool(group["fused"])
-
-    def refusal(self, group: Group, dtype: torch.dtype) -> str | None:
-        del dtype
-        if group["differentiable"]:
-            return "differentiable=True records the update itself"
-        return None
-
     def tails_differ(self, group: Group, dtype: torch.dtype) -> bool:
         return dtype in HALF_TYPES and not self.fused(group) and group["weight_decay"] != 0
 
@@ -50,9 +41,6 @@ class AdagradRule(Rule):
             return 0
         changed = group["maximize"] or group["weight_decay"] != 0
         return 2 if changed or group["foreach"] else 1
-
-    def writes_grad(self, group: Group, scaling: Scaling) -> bool:
-        return self.fused(group) and scaling.grad_scale is not None
 
     def run(self, group: Group, scaling: Scaling, operands: Sequence[Operands]) -> None:
         adagrad(
@@ -74,10 +62,11 @@ class AdagradRule(Rule):
 
     def options(self, group: Group, *, first: bool) -> AdagradOptions | None:
         del first
-        numbers = [group[name] for name in ("lr", "lr_decay", "eps", "weight_decay")]
-        if not self.fused(group) and not all(map(is_number, numbers)):
+        names = ("lr", "lr_decay", "eps", "weight_decay")
+        numbers = plain_numbers((group[name] for name in names), fused=self.fused(group))
+        if numbers is None:
             return None
-        lr, lr_decay, eps, weight_decay = map(float, numbers)
+        lr, lr_decay, eps, weight_decay = numbers
         return AdagradOptions(lr, lr_decay, weight_decay, eps, bool(group["maximize"]))
 
 
@@ -98,28 +87,12 @@ class RmsPropRule(Rule):
             "momentum_buffer" if group["momentum"] > 0 else None,
         )
 
-    def fused(self, group: Group) -> bool:
-        del group
-        return False
-
-    def refusal(self, group: Group, dtype: torch.dtype) -> str | None:
-        del dtype
-        if group["differentiable"]:
-            return "differentiable=True records the update itself"
-        if group["capturable"]:
-            return "capturable=True is for accelerators"
-        return None
-
     def tails_differ(self, group: Group, dtype: torch.dtype) -> bool:
         return dtype in HALF_TYPES and (group["weight_decay"] != 0 or group["momentum"] > 0)
 
     def temporaries(self, group: Group, *, first: bool) -> int:
         del first
         return 2 if group["maximize"] or group["weight_decay"] != 0 else 1
-
-    def writes_grad(self, group: Group, scaling: Scaling) -> bool:
-        del group, scaling
-        return False
 
     def run(self, group: Group, scaling: Scaling, operands: Sequence[Operands]) -> None:
         del scaling
@@ -146,10 +119,10 @@ class RmsPropRule(Rule):
     def options(self, group: Group, *, first: bool) -> RmsPropOptions | None:
         del first
         names = ("lr", "alpha", "eps", "weight_decay", "momentum")
-        numbers = [group[name] for name in names]
-        if not all(map(is_number, numbers)):
+        numbers = plain_numbers((group[name] for name in names), fused=False)
+        if numbers is None:
             return None
-        lr, alpha, eps, weight_decay, momentum = map(float, numbers)
+        lr, alpha, eps, weight_decay, momentum = numbers
         return RmsPropOptions(
             lr,
             alpha,

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from zcompile.ir import Tier
 from zcompile.optim.chunks import Bucket, Part, Piece, Span
-from zcompile.optim.claims import Claim
 from zcompile.optim.native import NativeKernels
 from zcompile.optim.program import Program, bucket_name, piece_name, zeros_name
 from zcompile.optim.rule import Operands, Rule, Scaling
@@ -30,6 +29,7 @@ from zcompile.runtime.binding import Binding
 from zcompile.runtime.executor import UpdatingExecutor, execute
 from zcompile.runtime.libc import return_freed_memory
 from zcompile.runtime.machine import Machine
+from zcompile.runtime.native_optim import Batch, Formula
 from zcompile.runtime.native_stream import UpdateCall
 from zcompile.runtime.pool import Pool
 
@@ -170,25 +170,33 @@ class Update:
     def calls(self, bucket: str, tensors: Mapping[str, Tensor]) -> Sequence[UpdateCall] | None:
         """Implement ``NativeUpdates.calls``."""
         of = self._streamed[bucket]
-        subject = self._subjects[of.pieces[0].member]
-        if self._kernels is None or subject.arithmetic is None:
-            return None
         pieces = [self._near(piece, tensors) for piece in of.pieces]
         prepared: list[UpdateCall] = []
         for call in of.calls:
-            claim, operands, _ = self._operands(call, of, pieces)
-            calls = self._kernels.prepared(
-                subject.arithmetic,
-                self._rule,
-                claim.group,
-                self._scaling,
-                operands,
-                claim.storage,
-                subject.factor,
-            )
+            subject, operands, _ = self._operands(call, of, pieces)
+            calls = self._native(subject, operands)
+            if calls is None:
+                return None
             prepared += [UpdateCall(formula, tensors) for formula, tensors in calls]
             self._take_counts(call, of, operands)
         return prepared
+
+    def _native(
+        self, subject: Subject, operands: Sequence[Operands]
+    ) -> list[tuple[Formula, Batch]] | None:
+        """Return the native calls of ``operands``, which are like ``subject``, if there are any."""
+        if self._kernels is None or subject.arithmetic is None:
+            return None
+        claim, factor = subject.claim, subject.factor
+        return self._kernels.prepared(
+            subject.arithmetic,
+            self._rule,
+            claim.group,
+            self._scaling,
+            operands,
+            claim.storage,
+            factor,
+        )
 
     def ran(self, bucket: str) -> None:
         """Implement ``NativeUpdates.ran``."""
@@ -216,23 +224,15 @@ class Update:
         self, call: Sequence[Span], bucket: Bucket, pieces: Sequence[dict[str, Tensor]]
     ) -> None:
         """Call torch's kernels, or native ones in their place, once, on parts of ``pieces``."""
-        claim, operands, nears = self._operands(call, bucket, pieces)
-        subject = self._subjects[bucket.pieces[call[0].piece].member]
-        if subject.arithmetic is None or self._kernels is None:
+        subject, operands, nears = self._operands(call, bucket, pieces)
+        calls = self._native(subject, operands)
+        if calls is None or self._kernels is None:
             if subject.factor is not None:  # what is scaled here is a copy: it has travelled
                 for each in operands:
                     each.grad.mul_(subject.factor)
-            run_by_torch(self._rule, claim.group, self._scaling, operands)
+            run_by_torch(self._rule, subject.claim.group, self._scaling, operands)
         else:
-            self._kernels.run(
-                subject.arithmetic,
-                self._rule,
-                claim.group,
-                self._scaling,
-                operands,
-                claim.storage,
-                subject.factor,
-            )
+            self._kernels.run(calls)
         self._take_counts(call, bucket, operands)
         for near, result in zip(nears, operands, strict=True):
             for kind, state in result.states.items():
@@ -241,8 +241,8 @@ class Update:
 
     def _operands(
         self, call: Sequence[Span], bucket: Bucket, pieces: Sequence[dict[str, Tensor]]
-    ) -> tuple[Claim, list[Operands], list[dict[str, Tensor]]]:
-        """Return what ``call`` works on, and a claim that speaks for all of its parameters."""
+    ) -> tuple[Subject, list[Operands], list[dict[str, Tensor]]]:
+        """Return what ``call`` works on, and a subject that speaks for all of its parameters."""
         subjects = [self._subjects[bucket.pieces[span.piece].member] for span in call]
         nears = [
             subject.within(pieces[span.piece], span)
@@ -252,7 +252,7 @@ class Update:
             subject.operands(near, bucket.pieces[span.piece].start + span.start, self._rule)
             for span, subject, near in zip(call, subjects, nears, strict=True)
         ]
-        return subjects[0].claim, operands, nears
+        return subjects[0], operands, nears
 
     def _take_counts(
         self, call: Sequence[Span], bucket: Bucket, operands: Sequence[Operands]
