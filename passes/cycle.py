@@ -35,6 +35,7 @@ from zcompile.ir import (
     footprint,
     given,
     kernel_name,
+    last_touch,
     operands,
     strip,
 )
@@ -203,11 +204,7 @@ class _Builder:
 
     def add(self, graph: Schedule) -> None:
         if id(graph) not in self._own_bytes:
-            alone = tuple(
-                replace(each, nbytes=0) if each.name in self.values else each
-                for each in graph.values
-            )
-            self._own_bytes[id(graph)] = footprint(replace(graph, values=alone)).ordinary
+            self._own_bytes[id(graph)] = self._without_values(graph)
         there = set(given(graph))
         for step, own_bytes in zip(graph.steps, self._own_bytes[id(graph)], strict=True):
             assert isinstance(step, KERNELS), "what is captured has kernels only"
@@ -226,6 +223,31 @@ class _Builder:
                 )
             )
         self._runs += 1
+
+    def _without_values(self, graph: Schedule) -> tuple[int, ...]:
+        """Return what each kernel of ``graph`` holds apart from the values that may leave.
+
+        Where a kernel makes more than its transients, and what was saved dies with it, the two
+        are never there together: that much less counts.
+        """
+        alone = tuple(
+            replace(each, nbytes=0) if each.name in self.values else each for each in graph.values
+        )
+        own = list(footprint(replace(graph, values=alone)).ordinary)
+        own_bytes = {each.name: each.nbytes for each in alone}
+        last = last_touch(graph)
+        dying: dict[int, int] = {}
+        for name, at in last.items():
+            value = self.values.get(name)
+            if value is not None and value.role is Role.SAVED and name not in graph.outputs:
+                dying[at] = dying.get(at, 0) + value.nbytes
+        for at, nbytes in dying.items():
+            kernel = graph.steps[at]
+            assert isinstance(kernel, KERNELS), "what is captured has kernels only"
+            stays = {name for name in kernel.writes if last[name] > at or name in graph.outputs}
+            made = sum(own_bytes[name] for name in stays) - kernel.transient_bytes
+            own[at] -= max(0, min(nbytes, made))
+        return tuple(own)
 
     def _use(self, kernel: Kernel, there: set[str]) -> int:
         """Note what the next ``kernel`` uses; return the bytes that must be on the device."""

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from tests.plan.iterations import iteration, seconds_of, settings_of
 from tests.plan.schedules import many
 from tests.plan.small_models import small
-from zcompile.ir import Compute, Role, Schedule, Target, Update, operands
+from zcompile.ir import (
+    Compute,
+    Role,
+    Schedule,
+    Target,
+    Update,
+    footprint,
+    operands,
+    parse,
+)
 from zcompile.passes.cycle import Cycle, Pause, cycle_of
 
 LAYER = 8192
@@ -127,3 +136,24 @@ def test_every_kernel_uses_a_value_or_lies_in_one_pause_of_it(
         assert [pause.until for pause in value.pauses] == [*uses[1:], uses[0]]
         for at, pause in enumerate(value.pauses):
             assert pause.fresh or pause.version == value.pauses[at - 1].version
+
+
+def test_what_dies_with_a_kernel_is_not_there_beside_what_it_makes() -> None:
+    forward, backward = (
+        parse(
+            f"""\
+schedule {name}
+value %h : 70000 B saved @ device
+value %d : 100 B intermediate @ device
+compute {name}({reads}) -> ({writes}) transient 30 B
+{output}
+"""
+        )
+        for name, reads, writes, output in (
+            ("f", "", "%h", "output %h"),
+            ("b", "%h", "%d", "output %d"),
+        )
+    )
+    cycle = cycle_of([forward, backward], {"f": {"f": 1.0}, "b": {"b": 1.0}})
+    # It holds what was saved and its transients, or what it makes: the footprint of the graph.
+    assert cycle.kernels[1].held_bytes == 70_030 == footprint(backward).ordinary[0]
