@@ -17,14 +17,11 @@ from zcompile.ir import (
     KernelSeconds,
     Schedule,
     Target,
-    channel_in,
-    channel_out,
 )
 from zcompile.passes.bound import Load, Term, bound
 from zcompile.passes.cycle import Cycle, cycle_of
-from zcompile.passes.formulation import Question, link_of, swap_stalls
+from zcompile.passes.formulation import Question, swap_stalls
 from zcompile.passes.relaxation import SAMPLES, Relaxation, relax
-from zcompile.passes.simulate import UPDATE
 
 NAMES = {
     Channel.NVME_READ: "NVMe read",
@@ -128,8 +125,7 @@ def certify(
     if target.device_budget is None:
         return Certificate(_sorted(terms), (), _rates(hardware), None)
     relaxation = relax(question, samples)
-    hidden_s = 0.0 if window_bytes is None else _hidden_in_updates(question)
-    terms += [_path(question), _term(question, relaxation, relaxation.seconds - hidden_s)]
+    terms += [_path(question), _term(question, relaxation)]
     levers = tuple(_levers(question, relaxation))
     return Certificate(_sorted(terms), levers, _rates(hardware), relaxation)
 
@@ -149,28 +145,9 @@ def _path(question: Question) -> Term:
     return Term("the path of kernels", kernel_s + swap_s, loads)
 
 
-def _hidden_in_updates(question: Question) -> float:
-    """Return the seconds that updates in pieces may take less than the linear program says.
-
-    For the program an update needs all its operands before it starts and gives them back when it
-    ends.  In pieces their copies run beside it: for no longer than the update, nor than they take.
-    """
-    nbytes = [0] * len(question.cycle.kernels)
-    for value in question.cycle.values:
-        for pause in value.pauses:
-            nbytes[pause.after] += value.nbytes
-            nbytes[pause.until] += value.nbytes
-    channels = [way(tier) for tier in question.tiers for way in (channel_in, channel_out)]
-    slowest = min((link_of(question, each).bandwidth_bytes_per_s for each in channels), default=0)
-    return sum(
-        min(kernel.seconds, moved / slowest)
-        for kernel, moved in zip(question.cycle.kernels, nbytes, strict=True)
-        if kernel.activity == UPDATE and slowest
-    )
-
-
-def _term(question: Question, relaxation: Relaxation, bound_s: float) -> Term:
+def _term(question: Question, relaxation: Relaxation) -> Term:
     """Return the linear program's bound, with the resource that decides about it."""
+    bound_s = relaxation.seconds
     pressure = relaxation.pressure
     kernel_s = question.cycle.kernel_s
     busiest = max(pressure.stalled_s, key=lambda name: (pressure.stalled_s[name], name), default="")

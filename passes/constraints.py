@@ -7,7 +7,7 @@ count against the time of their channel over the whole iteration only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import frexp, ldexp
 
 from zcompile.ir import Channel, Tier, channel_in, channel_out
@@ -15,16 +15,12 @@ from zcompile.passes.formulation import (
     Flow,
     Formulation,
     Question,
-    Rate,
     link_of,
     samples_of,
 )
 from zcompile.passes.groups import Group, Window, grouped
 from zcompile.passes.linear import Program
-from zcompile.passes.simulate import COMPUTE, UPDATE
-
-MAX_STRETCH = 64.0
-"""The most by which copies stretch a kernel: a fair share among five users is a fifth."""
+from zcompile.passes.rates import serial_s, write_time
 
 ABOUT_ONE = 1024
 """Columns are scaled so that the largest is about this."""
@@ -35,9 +31,9 @@ Levels = dict[tuple[Tier | None, bool], range]
 
 def formulate(question: Question, samples: tuple[int, ...]) -> Formulation:
     """Return the linear program of ``question`` that looks at the kernels ``samples``."""
-    groups = grouped(question.cycle, samples)
+    groups = grouped(question.cycle, samples, homes=question.homes)
     total = sum(group.nbytes for group in groups)
-    seconds = question.cycle.kernel_s + _serial_s(question, groups)
+    seconds = question.cycle.kernel_s + serial_s(question, groups)
     found = Formulation(
         question, samples_of(question, samples), groups, _unit(total), _unit(seconds)
     )
@@ -50,19 +46,16 @@ def _unit(largest: float) -> float:
     return ldexp(1.0, frexp(largest or 1.0)[1]) / ABOUT_ONE
 
 
-def _serial_s(question: Question, groups: tuple[Group, ...]) -> float:
-    """Return more than the time that moving everything in every pause takes, one by one."""
-    links = [
-        link_of(question, way(tier)) for tier in question.tiers for way in (channel_in, channel_out)
-    ]
-    slowest = max((1 / link.bandwidth_bytes_per_s for link in links), default=0.0)
-    latency = max((link.latency_s for link in links), default=0.0)
-    seconds = 0.0
-    for group in groups:
-        copies = 2 * len(group.windows)
-        per_byte = slowest + latency / group.largest_bytes + (group.remake_s_per_byte or 0.0)
-        seconds += copies * group.nbytes * per_byte
-    return seconds / question.bandwidth_share
+def _graphs_begin(form: Formulation) -> tuple[int, ...]:
+    """Return the samples that begin a graph, right after a sample that ends one."""
+    kernels = form.question.cycle.kernels
+    found: list[int] = []
+    for at, sample in enumerate(form.samples):
+        before = form.samples[at - 1].kernel
+        is_next = (before + 1) % len(kernels) == sample.kernel
+        if is_next and (sample.kernel == 0 or kernels[before].run != kernels[sample.kernel].run):
+            found.append(at)
+    return tuple(found)
 
 
 class _Writer:
@@ -75,8 +68,10 @@ class _Writer:
         self._num = len(form.samples)
         self._total = sum(group.nbytes for group in form.groups) / form.unit_bytes
         self._events: dict[Channel, dict[int, list[int]]] = {}
+        self._during: dict[Channel, dict[int, list[int]]] = {}
         self._totals: dict[Channel, list[tuple[int, float]]] = {}
         self._late: dict[tuple[int, int, Tier], int] = {}
+        self._first = _graphs_begin(form) if form.question.homes else ()
 
     def write(self) -> None:
         for number, group in enumerate(self._form.groups):
@@ -89,7 +84,7 @@ class _Writer:
         for tier in self._question.tiers:
             self._reads(channel_in(tier), levels[tier, True])
             self._writes(channel_out(tier))
-        self._time()
+        write_time(self._form)
         self._device(levels)
         self._host(levels)
 
@@ -128,7 +123,8 @@ class _Writer:
         for (at, tier), column in self._of_group(number):
             window = group.windows[at]
             if window.live and window.needed:
-                self._travels(channel_in(tier), group, column, window.end)
+                self._travels(channel_in(tier), group, column)
+                self._at(channel_in(tier), column, window.end, window.due_during)
             if window.live and window.written:
                 self._leaves(number, at, tier, column)
 
@@ -144,29 +140,36 @@ class _Writer:
         group = self._form.groups[number]
         window = group.windows[at]
         if window.first:
-            self._travels(channel_out(tier), group, column, window.start)
+            self._travels(channel_out(tier), group, column)
+            self._at(channel_out(tier), column, window.start, window.leaves_during)
             return
-        first = self._first(number, window, tier)
+        first = self._first_of(number, window, tier)
         if first == column:
             return
         late = self._late.get((number, window.version, tier))
         if late is None:
             late = self._program.column(group.nbytes / self._form.unit_bytes)
             self._late[number, window.version, tier] = late
-            self._travels(channel_out(tier), group, late, None)
+            self._travels(channel_out(tier), group, late)
         terms = [(column, 1.0), (late, -1.0)]
         if first is not None:
             terms.append((first, -1.0))
         self._program.at_most.add(terms, 0.0)
 
-    def _first(self, number: int, window: Window, tier: Tier) -> int | None:
+    def _first_of(self, number: int, window: Window, tier: Tier) -> int | None:
         """Return the column of the first pause of the version of ``window``, if there is one."""
         for at, other in enumerate(self._form.groups[number].windows):
             if other.first and other.version == window.version:
                 return self._form.away.get((number, at, tier))
         return None
 
-    def _travels(self, channel: Channel, group: Group, column: int, when: int | None) -> None:
+    def _at(self, channel: Channel, column: int, before: int, during: int) -> None:
+        """Note that a copy is due, or made, before one sample, or during another if there is."""
+        events = self._events if during < 0 else self._during
+        when = before if during < 0 else during
+        events.setdefault(channel, {}).setdefault(when, []).append(column)
+
+    def _travels(self, channel: Channel, group: Group, column: int) -> None:
         link = link_of(self._question, channel)
         per_byte = (
             1 / (link.bandwidth_bytes_per_s * self._question.bandwidth_share)
@@ -174,8 +177,6 @@ class _Writer:
         )
         per_byte *= self._form.unit_bytes / self._form.unit_s
         self._totals.setdefault(channel, []).append((column, per_byte))
-        if when is not None:
-            self._events.setdefault(channel, {}).setdefault(when, []).append(column)
 
     def _levels(self) -> Levels:
         found: Levels = {}
@@ -231,102 +232,33 @@ class _Writer:
 
     def _reads(self, channel: Channel, away: range) -> None:
         flow, due = self._flow(channel), self._events.get(channel, {})
+        during = self._during.get(channel, {})
         for at in range(self._num):
             start, end, before = flow.at_start[at], flow.at_end[at], flow.at_end[at - 1]
             equal = self._program.equal
-            equal.add([(end, 1.0), (start, -1.0), (flow.beside[at], -1.0)], 0.0)
+            terms = [(column, 1.0) for column in during.get(at, ())]
+            equal.add([(end, 1.0), (start, -1.0), (flow.beside[at], -1.0), *terms], 0.0)
             terms = [(column, 1.0) for column in due.get(at, ())]
             # With a single sample the level before it is the one after it.
             equal.add([(start, 1.0), (before, -1.0), (flow.between[at], -1.0), *terms], 0.0)
             self._program.at_most.add([(end, 1.0), (away[at], -1.0)], 0.0)
+        for at in self._first:
+            # Nothing arrives before its graph begins.
+            self._program.most[flow.at_end[at - 1]] = 0.0
 
     def _writes(self, channel: Channel) -> None:
         flow, made = self._flow(channel), self._events.get(channel, {})
+        during = self._during.get(channel, {})
         for at in range(self._num):
             start, end, before = flow.at_start[at], flow.at_end[at], flow.at_end[at - 1]
             equal = self._program.equal
-            equal.add([(end, 1.0), (start, -1.0), (flow.beside[at], 1.0)], 0.0)
+            terms = [(column, -1.0) for column in during.get(at, ())]
+            equal.add([(end, 1.0), (start, -1.0), (flow.beside[at], 1.0), *terms], 0.0)
             terms = [(column, -1.0) for column in made.get(at, ())]
             equal.add([(start, 1.0), (before, -1.0), (flow.between[at], 1.0), *terms], 0.0)
-
-    def _time(self) -> None:
-        form, program, unit = self._form, self._program, self._form.unit_s
-        least = [each.least_stall_s / unit for each in form.samples]
-        most = _serial_s(self._question, form.groups) / unit + sum(least)
-        first = len(program.costs)
-        for each in least:
-            program.column(most, 1.0, each)
-        form.stalls = range(first, first + self._num)
-        first = len(program.costs)
-        for sample in form.samples:
-            program.column(MAX_STRETCH * sample.seconds / unit, 1.0)
-        form.stretches = range(first, first + self._num)
-        for resource, users in sorted(self._resources().items()):
-            self._rate(resource, users)
-        self._remaking()
-
-    def _resources(self) -> dict[str, dict[str, float]]:
-        """Return by resource the share that each channel and activity takes at full speed.
-
-        A channel is a resource of its own unless it takes all of a shared one.
-        """
-        hardware = self._question.hardware
-        found: dict[str, dict[str, float]] = {}
-        for channel in self._form.flows:
-            shares = link_of(self._question, channel).uses
-            if not any(share >= 1 for _, share in shares):
-                found[str(channel)] = {str(channel): 1.0}
-            for resource, share in shares:
-                found.setdefault(resource, {})[str(channel)] = share
-        for activity, uses in ((COMPUTE, hardware.compute_uses), (UPDATE, hardware.update_uses)):
-            for resource, share in uses:
-                found.setdefault(resource, {})[activity] = share
-        return found
-
-    def _rate(self, resource: str, users: Mapping[str, float]) -> None:
-        """No resource does more than it can, in any interval and over the whole iteration."""
-        form = self._form
-        rates = form.rows.rates.setdefault(resource, [])
-        stretches = COMPUTE in users or UPDATE in users
-        scale = form.unit_bytes / form.unit_s / self._question.bandwidth_share
-        moving = {
-            flow.channel: share * scale / link_of(self._question, channel).bandwidth_bytes_per_s
-            for channel, flow in form.flows.items()
-            if (share := users.get(str(channel)))
-        }
-        if not moving:
-            return
-        left_s = 0.0
-        for at, sample in enumerate(form.samples):
-            free_s = sum(s * (1 - users.get(each, 0.0)) for each, s in sample.before_s.items())
-            terms = [(form.flows[each].between[at], factor) for each, factor in moving.items()]
-            rates.append(self._row(terms, free_s, (form.stalls[at],)))
-            own_s = sample.seconds * (1 - users.get(sample.activity, 0.0))
-            terms = [(form.flows[each].beside[at], factor) for each, factor in moving.items()]
-            rates.append(self._row(terms, own_s, (form.stretches[at],) if stretches else ()))
-            left_s += free_s + own_s
-        terms = [
-            (column, users[str(channel)] * per_byte)
-            for channel in moving
-            for column, per_byte in form.flows[channel].total
-        ]
-        rates.append(self._row(terms, left_s, (*form.stalls, *form.stretches)))
-
-    def _row(self, terms: list[tuple[int, float]], free_s: float, waits: tuple[int, ...]) -> Rate:
-        terms = [*terms, *((column, -1.0) for column in waits)]
-        return Rate(self._program.at_most.add(terms, free_s / self._form.unit_s), free_s, waits)
-
-    def _remaking(self) -> None:
-        """What is made again takes the time of the kernels that make it."""
-        form = self._form
-        terms: list[tuple[int, float]] = []
-        for (number, _, tier), column in form.away.items():
-            rate = form.groups[number].remake_s_per_byte
-            if tier is None and rate is not None:
-                terms.append((column, rate * form.unit_bytes / form.unit_s))
-        if terms:
-            terms += [(column, -1.0) for column in form.stalls]
-            self._program.at_most.add(terms, 0.0)
+        for at in self._first:
+            # All has left before the next graph begins.
+            self._program.most[flow.at_start[at]] = 0.0
 
     def _device(self, levels: Levels) -> None:
         form = self._form
@@ -367,12 +299,19 @@ class _Writer:
             form.rows.host.append(self._program.at_most.add([(column, 1.0)], limit))
         if not self._question.homes:
             return
-        lasting = {
-            form.away[number, at, Tier.HOST]: None
-            for number, group in enumerate(form.groups)
-            if all(window.live for window in group.windows)
-            for at, window in enumerate(group.windows)
-            if window.crosses
-        }
-        terms = [(column, 1.0) for column in lasting]
-        form.rows.host.append(self._program.at_most.add(terms, limit))
+        # A home on the host is there all the time; what is saved comes on top while it is away.
+        lasting: dict[int, None] = {}
+        saved: list[tuple[Window, int]] = []
+        for number, group in enumerate(form.groups):
+            for at, window in enumerate(group.windows):
+                host = form.away.get((number, at, Tier.HOST))
+                if host is None:
+                    continue
+                if group.lasting and (window.crosses or not window.live):
+                    lasting[host] = None
+                elif not group.lasting and window.live and window.num_samples:
+                    saved.append((window, host))
+        homes = [(column, 1.0) for column in lasting]
+        for column in self._level(saved) if saved else ():
+            form.rows.host.append(self._program.at_most.add([(column, 1.0), *homes], limit))
+        form.rows.host.append(self._program.at_most.add(homes, limit))

@@ -51,7 +51,7 @@ class CycleKernel:
 
     It holds ``own_bytes`` of unmanaged values and transients, and ``operand_bytes`` of
     managed values that it finds on the device.  ``activity`` is what it does, as the
-    simulator calls it.
+    simulator calls it.  Where it goes ``in_pieces``, its operands come and leave while it runs.
     """
 
     name: str
@@ -60,6 +60,7 @@ class CycleKernel:
     seconds: float
     own_bytes: int
     operand_bytes: int
+    in_pieces: bool = False
 
     @property
     def held_bytes(self) -> int:
@@ -209,7 +210,8 @@ class _Builder:
         for step, own_bytes in zip(graph.steps, self._own_bytes[id(graph)], strict=True):
             assert isinstance(step, KERNELS), "what is captured has kernels only"
             operand_bytes = self._use(step, there)
-            if isinstance(step, Update) and self._window_bytes is not None:
+            in_pieces = isinstance(step, Update) and self._window_bytes is not None
+            if in_pieces and self._window_bytes is not None:
                 least_bytes = PAGE_BYTES * len(operands(step))
                 operand_bytes = min(operand_bytes, self._window_bytes, least_bytes)
             self.kernels.append(
@@ -220,6 +222,7 @@ class _Builder:
                     seconds_of(graph, step, self._kernel_seconds),
                     own_bytes,
                     operand_bytes,
+                    in_pieces,
                 )
             )
         self._runs += 1

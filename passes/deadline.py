@@ -32,7 +32,7 @@ MARGIN = 0.01
 """The share of the graph's time by which a fetch starts sooner than it must."""
 
 NEGLIGIBLE = 0.002
-"""Where the kernels, or one channel, take all but this share of the time, it is not planned anew."""
+"""Where kernels, or one channel, take all but this share of the time, once is enough."""
 
 _COPIES = (Fetch, Offload)
 

@@ -31,9 +31,10 @@ class Question:
     """What is asked: an iteration, on a machine, within the budgets of a target.
 
     ``homes`` asks for plans that keep nothing of a value on the device from one graph to the
-    next unless it lives there.  ``traffic_weight`` makes equal times prefer fewer bytes moved,
-    and with a ``bandwidth_share`` below 1 plans leave some of every channel unused: neither
-    is for bounds.
+    next unless it lives there, and have no copy under way when a graph begins; homes take
+    their room all the time, those of gradients twice while a graph makes them anew.
+    ``traffic_weight`` makes equal times prefer fewer bytes moved, and with a
+    ``bandwidth_share`` below 1 plans leave some of every channel unused: neither is for bounds.
     """
 
     cycle: Cycle

@@ -8,13 +8,16 @@ kernels differ in nothing that such a program sees, so they are one group.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from zcompile.ir import MANAGED_ROLES
+from zcompile.ir import MANAGED_ROLES, Role
 from zcompile.passes.cycle import Cycle, CycleKernel, Pause
+
+MANY_KERNELS = 2_000
+"""Up to so many kernels values of different size are told apart: small copies are the slow ones."""
 
 
 class Window(NamedTuple):
@@ -22,7 +25,9 @@ class Window(NamedTuple):
 
     It begins before sample ``start`` and ends before sample ``end``, ``num_samples`` later:
     the bytes leave in the interval that leads to ``start``, and are due in the one that leads
-    to ``end``.  ``first`` says that it is the first live pause of its version.
+    to ``end``.  ``first`` says that it is the first live pause of its version.  Where the
+    kernel before or after it is sampled and goes in pieces, the bytes leave, or are due, while
+    that one runs: ``leaves_during`` and ``due_during`` are the samples, -1 if there is none.
     """
 
     start: int
@@ -34,6 +39,8 @@ class Window(NamedTuple):
     crosses: bool
     live: bool
     first: bool
+    leaves_during: int = -1
+    due_during: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +79,45 @@ def sampled(cycle: Cycle, count: int) -> tuple[int, ...]:
     return tuple(sorted(chosen))
 
 
+def at_edges(cycle: Cycle) -> tuple[int, ...]:
+    """Return the kernels with which graphs begin and end."""
+    last = len(cycle.kernels) - 1
+    return tuple(
+        at
+        for at, kernel in enumerate(cycle.kernels)
+        if at in (0, last)
+        or cycle.kernels[at - 1].run != kernel.run
+        or cycle.kernels[at + 1].run != kernel.run
+    )
+
+
 def _fullest(kernels: Sequence[CycleKernel], edges: Sequence[int]) -> Iterable[int]:
     for first, end in pairwise(edges):
         if first < end:
             yield max(range(first, end), key=lambda at: (kernels[at].held_bytes, -at))
 
 
-def grouped(cycle: Cycle, samples: Sequence[int]) -> tuple[Group, ...]:
+def grouped(cycle: Cycle, samples: Sequence[int], *, homes: bool = False) -> tuple[Group, ...]:
     """Return the values of ``cycle`` in groups, in the order of their first members.
 
-    Values of no bytes, and such as no sampled kernel could do without, are left out.
+    Values of no bytes, and such as no sampled kernel could do without, are left out.  With
+    ``homes`` a gradient that is made anew has a further window, behind those of its pauses: up
+    to the end of its graph the one of before may still lie at home.
     """
     rates = _remake_rates(cycle)
+    ends = _run_ends(cycle) if homes else ()
+    is_small = len(cycle.kernels) <= MANY_KERNELS
+    pieces = {kernel: at for at, kernel in enumerate(samples) if cycle.kernels[kernel].in_pieces}
     found: dict[tuple[object, ...], list[int]] = {}
     windows_of: dict[tuple[object, ...], tuple[Window, ...]] = {}
     for number, value in enumerate(cycle.values):
-        windows = _windows(value.pauses, samples)
+        windows = _windows(value.pauses, samples, pieces)
+        if ends and value.role is Role.GRADIENT:
+            windows += _doubled(cycle, value.pauses, samples, ends)
         if not value.nbytes or not any(each.num_samples or each.crosses for each in windows):
             continue
-        key = (windows, value.maker is None, value.role in MANAGED_ROLES)
+        size = value.nbytes.bit_length() if is_small else 0
+        key = (windows, value.maker is None, value.role in MANAGED_ROLES, size)
         windows_of[key] = windows
         found.setdefault(key, []).append(number)
     return tuple(
@@ -122,8 +149,34 @@ def _remake_rates(cycle: Cycle) -> dict[int, float]:
     return {maker: cycle.kernels[maker].seconds / total for maker, total in nbytes.items()}
 
 
-def _windows(pauses: Sequence[Pause], samples: Sequence[int]) -> tuple[Window, ...]:
-    """Return ``pauses`` as ``samples`` see them."""
+def _run_ends(cycle: Cycle) -> tuple[int, ...]:
+    """Return by run the number of the kernel after its last one."""
+    found: list[int] = []
+    for at, kernel in enumerate(cycle.kernels):
+        del found[kernel.run :]
+        found.append(at + 1)
+    return tuple(found)
+
+
+def _doubled(
+    cycle: Cycle, pauses: Sequence[Pause], samples: Sequence[int], ends: Sequence[int]
+) -> tuple[Window, ...]:
+    found: list[Window] = []
+    for pause in pauses:
+        if pause.needed:
+            continue
+        made = pause.until
+        start = bisect_right(samples, made)
+        end = bisect_left(samples, ends[cycle.kernels[made].run])
+        at = (start % len(samples), end % len(samples), max(0, end - start))
+        found.append(Window(*at, -1, False, False, False, False, False))
+    return tuple(found)
+
+
+def _windows(
+    pauses: Sequence[Pause], samples: Sequence[int], pieces: Mapping[int, int]
+) -> tuple[Window, ...]:
+    """Return ``pauses`` as ``samples`` see them; ``pieces`` has those kernels that go in pieces."""
     num = len(samples)
     found: list[Window] = []
     for pause in pauses:
@@ -139,6 +192,8 @@ def _windows(pauses: Sequence[Pause], samples: Sequence[int]) -> tuple[Window, .
             pause.crosses,
             pause.live,
             pause.fresh and pause.live,
+            pieces.get(pause.after, -1),
+            pieces.get(pause.until, -1),
         )
         found.append(window)
     return tuple(found)

@@ -15,7 +15,7 @@ from zcompile.ir import Channel, Tier
 from zcompile.passes.constraints import formulate
 from zcompile.passes.cycle import Cycle
 from zcompile.passes.formulation import Formulation, Question
-from zcompile.passes.groups import sampled
+from zcompile.passes.groups import at_edges, sampled
 from zcompile.passes.linear import Duals, Program, Solved, checked_bound, solve
 from zcompile.passes.placement import DoesNotFit
 
@@ -24,6 +24,9 @@ SAMPLES = 200
 
 MAX_ROUNDS = 2
 """How often kernels at which the answer breaks the budget are looked at too."""
+
+MAX_EDGES = 100
+"""Of iterations of more graphs than half of this, beginnings and ends are not looked at."""
 
 MAX_COLUMNS = 60_000
 """With more columns than this the program looks at fewer kernels."""
@@ -127,8 +130,10 @@ def _solved(question: Question, samples: tuple[int, ...]) -> tuple[Formulation, 
 
 def _affordable(question: Question, count: int) -> tuple[int, ...]:
     """Return sampled kernels, so few that the program keeps to its size."""
+    edges = at_edges(question.cycle) if question.homes else ()
+    edges = edges if len(edges) <= MAX_EDGES else ()
     while True:
-        samples = sampled(question.cycle, count)
+        samples = tuple(sorted({*sampled(question.cycle, count), *edges}))
         if len(formulate(question, samples).program.costs) <= MAX_COLUMNS or count <= 8:
             return samples
         count //= 2
@@ -153,7 +158,8 @@ def _filled(form: Formulation, columns: Sequence[float]) -> Residency:
     cycle = form.question.cycle
     found = {value.name: [Stay() for _ in value.pauses] for value in cycle.values}
     for number, group in enumerate(form.groups):
-        for at in range(len(group.windows)):
+        num_pauses = len(cycle.values[group.members[0]].pauses)
+        for at in range(num_pauses):
             edges = _edges(form, columns, number, at)
             passed = 0
             for member in group.members:
