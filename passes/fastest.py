@@ -39,7 +39,7 @@ VERY_MANY_KERNELS = 5_000
 
 MAX_PLACEMENTS = 12
 
-TRIED_KERNELS = 2_400
+TRIED_KERNELS = 6_000
 """As many placements are tried as have so many kernels together; at least two."""
 
 NUM_FINALISTS = 2

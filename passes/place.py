@@ -62,12 +62,15 @@ class Preference:
 
     ``order`` names the values, the most deserving first; ``None`` takes them kind by kind, the
     hottest first.  Of the spare device bytes half, but at most ``prefetch_bytes``, stay free
-    for prefetching.  ``reason`` says for people where the order comes from.
+    for prefetching.  What forward saves for backward stays before all others, unless
+    ``saved_leaves``: then it has the place in the order that it has.  ``reason`` says for people
+    where the order comes from.
     """
 
     order: tuple[str, ...] | None = None
     prefetch_bytes: int = MAX_PREFETCH_BYTES
     reason: str = ""
+    saved_leaves: bool = False
 
     def sorted(self, values: Iterable[Value]) -> list[Value]:
         """Return ``values``, the most deserving first."""
@@ -106,7 +109,9 @@ def place(
     homes = {name: tier for name, (_, tier) in pinned.items()}
     _check_tiers(model, homes)
     free = preference.sorted(each for each in model.values if each.name not in pinned)
-    homes |= _device_homes(model, homes, free, preference.prefetch_bytes)
+    homes |= _device_homes(
+        model, homes, free, preference.prefetch_bytes, saved_leaves=preference.saved_leaves
+    )
     homes |= _other_homes(model, homes, free)
     verdicts = (
         Verdict(
@@ -209,7 +214,12 @@ def _check_tiers(model: _Model, pinned: Mapping[str, Tier]) -> None:
 
 
 def _device_homes(
-    model: _Model, pinned: Mapping[str, Tier], free: Sequence[Value], prefetch_bytes: int
+    model: _Model,
+    pinned: Mapping[str, Tier],
+    free: Sequence[Value],
+    prefetch_bytes: int,
+    *,
+    saved_leaves: bool,
 ) -> dict[str, Tier]:
     """Return the values among ``free`` that live on the device."""
     budget = model.target.device_budget
@@ -220,7 +230,9 @@ def _device_homes(
     for vacating in (False, True):
         if (all_bytes := model.peak(everything, vacating=vacating)) <= budget:
             return {each.name: Tier.DEVICE for each in free}
-        staying, lean_bytes = _staying(model, on_device, free, budget, vacating=vacating)
+        staying, lean_bytes = _staying(
+            model, on_device, free, budget, vacating=vacating, leaves=saved_leaves
+        )
         if lean_bytes <= budget:
             break
     if model.away is None:
@@ -244,13 +256,22 @@ def _device_homes(
 
 
 def _staying(
-    model: _Model, on_device: Sequence[str], free: Sequence[Value], budget: int, *, vacating: bool
+    model: _Model,
+    on_device: Sequence[str],
+    free: Sequence[Value],
+    budget: int,
+    *,
+    vacating: bool,
+    leaves: bool,
 ) -> tuple[list[str], int]:
     """Return what stays with the lean plans, and their bytes: all that is saved, or nothing.
 
     Copies take whole pages of the arena, so sending it all away may take more than it saves.
+    What ``leaves`` may stay for its own merits only, as far as the lean plans allow.
     """
     saved = [each.name for each in free if each.role is Role.SAVED]
+    if leaves and (leaving := model.peak(on_device, vacating=vacating)) <= budget:
+        return [], leaving
     staying = model.peak((*on_device, *saved), vacating=vacating)
     if not saved or staying <= budget:
         return saved, staying

@@ -13,7 +13,7 @@ from dataclasses import replace
 from zcompile.ir import Hardware, Target, channel_in, channel_out
 from zcompile.passes.cycle import Cycle, CycleValue
 from zcompile.passes.formulation import Question
-from zcompile.passes.place import MAX_PREFETCH_BYTES, Preference
+from zcompile.passes.place import Preference
 from zcompile.passes.placement import DoesNotFit
 from zcompile.passes.relaxation import SAMPLES, Stay, relax
 
@@ -29,23 +29,25 @@ def preferences(
 ) -> Iterator[Preference]:
     """Yield preferences to try, the plainest first: kind by kind, by traffic, by the program.
 
-    Each order comes with several amounts of room to prefetch into.  Where the budgets are too
-    small for the program, there are only the plain ones.
+    Each order comes with several amounts of room to prefetch into.  Room for what one kernel
+    needs, or none, is often enough, since only at the fullest kernel is there no more, and what is
+    left can live there.  Where the budgets are too small for the program, there are only the
+    plain ones.
     """
     largest = max((kernel.operand_bytes for kernel in cycle.kernels), default=0)
-    rooms = {largest: None, 2 * largest: None, 4 * largest: None}
-    rooms.pop(MAX_PREFETCH_BYTES, None)
-    orders: list[Preference] = []
+    orders = [Preference()]
+    yield orders[0]
     for each in _orders(cycle, hardware, target, samples):
         orders.append(each)
-        yield each
-    for room in rooms:
+        for room in (0, largest):
+            yield replace(each, prefetch_bytes=room)
+    yield from orders[1:]
+    for room in (2 * largest, 4 * largest):
         for each in orders:
             yield replace(each, prefetch_bytes=room)
 
 
 def _orders(cycle: Cycle, hardware: Hardware, target: Target, samples: int) -> Iterator[Preference]:
-    yield Preference()
     shares = BANDWIDTH_SHARES if target.device_budget is not None else ()
     for at, share in enumerate(shares):
         yield from _by_program(cycle, hardware, target, share, samples)
@@ -55,6 +57,13 @@ def _orders(cycle: Cycle, hardware: Hardware, target: Target, samples: int) -> I
 
 def _by_traffic(cycle: Cycle, hardware: Hardware, target: Target) -> Preference:
     """Prefer what saves the most seconds of copying for each byte that lives on the device."""
+    costs = _costs(cycle, hardware, target)
+    order = sorted(costs, key=lambda name: -costs[name])
+    return Preference(tuple(order), reason="by the seconds of copying that each byte saves")
+
+
+def _costs(cycle: Cycle, hardware: Hardware, target: Target) -> dict[str, float]:
+    """Return by value the seconds of copying that each of its bytes saves if it stays."""
     tier = Question(cycle, hardware, target).tiers[-1:]
     costs: dict[str, float] = {}
     for value in cycle.values:
@@ -63,8 +72,7 @@ def _by_traffic(cycle: Cycle, hardware: Hardware, target: Target) -> Preference:
             for each in tier
             for channel, into in ((channel_in(each), True), (channel_out(each), False))
         ) / max(1, value.nbytes)
-    order = sorted(costs, key=lambda name: -costs[name])
-    return Preference(tuple(order), reason="by the seconds of copying that each byte saves")
+    return costs
 
 
 def _copies_s(value: CycleValue, seconds: float, into: bool) -> float:
@@ -89,8 +97,14 @@ def _by_program(
     except DoesNotFit:
         return []
     scores = {value.name: _score(value, residency) for value in cycle.values}
-    order = sorted(scores, key=lambda name: scores[name])
-    return [Preference(tuple(order), reason=f"by linear programming at {share:.0%} of bandwidth")]
+    costs = _costs(cycle, hardware, target)
+    reason = f"by linear programming at {share:.0%} of bandwidth"
+    orders = (
+        sorted(scores, key=lambda name: scores[name]),
+        # Of what the program treats alike, what saves most first, should not all of it fit.
+        sorted(scores, key=lambda name: (scores[name], -costs[name])),
+    )
+    return [Preference(tuple(order), reason=reason, saved_leaves=True) for order in orders]
 
 
 def _score(value: CycleValue, residency: Mapping[str, tuple[Stay, ...]]) -> tuple[float, float]:
