@@ -14,26 +14,14 @@ import argparse
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
-import torch
-from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    BertConfig,
-    GPT2Config,
-    LlamaConfig,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from corpus import FAMILIES, load
 
-import zcompile
 from zcompile.ir import (
     Channel,
     Compute,
-    Cost,
     Hardware,
     Kind,
     Link,
@@ -71,48 +59,6 @@ CPU = Hardware(
 STATES = ("exp_avg", "exp_avg_sq")
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model, and the shapes it is trained with."""
-
-    name: str
-    make: Callable[[], nn.Module]
-    batch: int
-    length: int
-    pixels: int = 0
-
-
-def llama() -> nn.Module:
-    config = LlamaConfig(
-        vocab_size=8192,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=12,
-        num_attention_heads=8,
-    )
-    return AutoModelForCausalLM.from_config(config)
-
-
-def gpt2() -> nn.Module:
-    config = GPT2Config(n_layer=8, n_embd=512, n_head=8, vocab_size=8192)
-    return AutoModelForCausalLM.from_config(config)
-
-
-def bert() -> nn.Module:
-    return AutoModelForMaskedLM.from_config(BertConfig(num_hidden_layers=6))
-
-
-def vit() -> nn.Module:
-    return ViTForImageClassification(ViTConfig(num_hidden_layers=8))
-
-
-CASES = (
-    Case("llama", llama, 2, 128),
-    Case("gpt2", gpt2, 2, 128),
-    Case("bert", bert, 2, 128),
-    Case("vit", vit, 2, 0, 224),
-)
-
 MACHINES: tuple[tuple[Hardware, bool], ...] = (
     (CPU, False),
     (load_machine("rtx4090"), True),
@@ -124,30 +70,13 @@ MULTIPLES = (1.02, 2.0, 3.0, 8.0)
 """Device budgets, in smallest budgets."""
 
 
-def captured(case: Case) -> tuple[dict[str, Schedule], dict[str, Mapping[str, Cost]]]:
-    """Run ``case`` once; return the schedules of its graphs and what their kernels cost."""
-    model = case.make()
-    if case.pixels:
-        inputs = {
-            "pixel_values": torch.zeros(case.batch, 3, case.pixels, case.pixels),
-            "labels": torch.zeros(case.batch, dtype=torch.long),
-        }
-    else:
-        tokens = torch.zeros(case.batch, case.length, dtype=torch.long)
-        inputs = {"input_ids": tokens, "labels": tokens}
-    compiled = torch.compile(model, backend="zinf", options={"compute": "eager"})
-    compiled(**inputs).loss.backward()
-    reports = zcompile.schedules(compiled)
-    schedules = {each.name: each.stages[0].before for each in reports}
-    return schedules, {each.name: each.costs for each in reports}
-
-
 def corpus(only: str) -> Iterator[tuple[str, Model, Target]]:
-    for case in CASES:
-        if only and only != case.name:
+    for family in FAMILIES:
+        if only and only != family:
             continue
-        schedules, costs = captured(case)
-        graphs = in_order(schedules.values())
+        found = load(family)
+        costs = found.costs
+        graphs = in_order(found.schedules.values())
         states = tuple(
             Value(f"{each.name.removesuffix(':grad')}:{state}", each.nbytes, Role.STATE)
             for each in managed_values(graphs)
@@ -167,7 +96,7 @@ def corpus(only: str) -> Iterator[tuple[str, Model, Target]]:
                 distinct = (*model.distinct, UPDATE_ROOM)
                 least = smallest_for_model(distinct, states, (), target).bytes
                 for multiple in MULTIPLES:
-                    name = f"{case.name:6} {hardware.name:8.8} x{times} {multiple:4}"
+                    name = f"{family:6} {hardware.name:8.8} x{times} {multiple:4}"
                     yield name, model, replace(target, device_budget=int(least * multiple))
 
 
@@ -264,9 +193,7 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, nargs="*", help="only time planning, of so many kernels"
     )
-    parser.add_argument(
-        "--only", default="", choices=[case.name for case in CASES], help="only this model"
-    )
+    parser.add_argument("--only", default="", choices=FAMILIES, help="only this model")
     asked = parser.parse_args()
     if asked.steps:
         for num_kernels in asked.steps:
