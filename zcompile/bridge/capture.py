@@ -280,10 +280,11 @@ def _last_readers(graph: fx.Graph, aliases: Aliases) -> dict[Storage, fx.Node]:
 def _names(graph: fx.Graph, aliases: Aliases, roles: Roles) -> dict[Storage, str]:
     """Call each storage by its parameter or by the first node that is it and nothing else."""
     names: dict[Storage, str] = {}
+    movable = roles.movable
     for node in graph.nodes:
         storages = aliases.of(node)
         if len(storages) == 1:
-            names.setdefault(storages[0], roles.movable.get(node, node.name))
+            names.setdefault(storages[0], movable.get(node, node.name))
     for node in graph.nodes:
         for at, storage in enumerate(aliases.of(node)):
             names.setdefault(storage, f"{node.name}.{at}")
