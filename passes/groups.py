@@ -166,7 +166,7 @@ def _doubled(
         if pause.needed:
             continue
         made = pause.until
-        start = bisect_right(samples, made)
+        start = bisect_left(samples, made)
         end = bisect_left(samples, ends[cycle.kernels[made].run])
         at = (start % len(samples), end % len(samples), max(0, end - start))
         found.append(Window(*at, -1, False, False, False, False, False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zcompile.ir import channel_in, channel_out
-from zcompile.passes.formulation import Formulation, Question, Rate, link_of
+from zcompile.passes.formulation import Formulation, Question, Rate, Sample, link_of
 from zcompile.passes.groups import Group
 from zcompile.passes.simulate import COMPUTE, UPDATE
 
@@ -39,11 +39,18 @@ def write_time(form: Formulation) -> None:
     form.stalls = range(first, first + len(form.samples))
     first = len(program.costs)
     for sample in form.samples:
-        program.column(MAX_STRETCH * sample.seconds / unit, 1.0)
+        program.column(
+            most if _in_pieces(form, sample) else MAX_STRETCH * sample.seconds / unit, 1.0
+        )
     form.stretches = range(first, first + len(form.samples))
     for resource, users in sorted(_resources(form).items()):
         _rate(form, resource, users)
     _remaking(form)
+
+
+def _in_pieces(form: Formulation, sample: Sample) -> bool:
+    """Say whether the sampled kernel goes in pieces: between two of them it may wait."""
+    return form.question.cycle.kernels[sample.kernel].in_pieces
 
 
 def _resources(form: Formulation) -> dict[str, dict[str, float]]:
@@ -84,7 +91,8 @@ def _rate(form: Formulation, resource: str, users: Mapping[str, float]) -> None:
         rates.append(_row(form, terms, free_s, (form.stalls[at],)))
         own_s = sample.seconds * (1 - users.get(sample.activity, 0.0))
         terms = [(form.flows[each].beside[at], factor) for each, factor in moving.items()]
-        rates.append(_row(form, terms, own_s, (form.stretches[at],) if stretches else ()))
+        waits = (form.stretches[at],) if stretches or _in_pieces(form, sample) else ()
+        rates.append(_row(form, terms, own_s, waits))
         left_s += free_s + own_s
     terms = [
         (column, users[str(channel)] * per_byte)

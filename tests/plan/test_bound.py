@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.plan.iterations import MACHINE, iteration, seconds_of, tiers
+from tests.plan.renaming import other_names, renamed
 from tests.plan.schedules import many, models
 from tests.plan.small_models import Model, small
 from zcompile.ir import (
     Channel,
-    Compute,
-    Hardware,
-    Kind,
-    Link,
-    Role,
-    Schedule,
     Target,
-    Update,
-    Value,
-    kernel_name,
 )
 from zcompile.passes.bound import Load, Moving, Term, bound, least_moves
 from zcompile.passes.pipeline import PIPELINE, run_within_budget
@@ -33,42 +25,6 @@ from zcompile.passes.smallest import smallest_for_model
 
 PAGE = 4096
 LAYER = 2 * PAGE
-MACHINE = Hardware(
-    name="one disk",
-    source="made up",
-    capacities={},
-    links={
-        Channel.NVME_READ: Link(bandwidth_bytes_per_s=2e6, uses=(("disk", 1.0), ("cores", 0.2))),
-        Channel.NVME_WRITE: Link(bandwidth_bytes_per_s=1e6, uses=(("disk", 1.0),)),
-        Channel.H2D: Link(bandwidth_bytes_per_s=8e6, uses=(("cores", 0.5),)),
-        Channel.D2H: Link(bandwidth_bytes_per_s=8e6, uses=(("cores", 0.5),)),
-    },
-    flops_per_s={Kind.MATMUL: {"float32": 1.0}},
-    memory_bytes_per_s=1.0,
-    compute_uses=(("cores", 1.0),),
-    update_uses=(("cores", 0.5),),
-)
-
-
-def iteration(model: Model) -> tuple[Schedule, ...]:
-    """Return the graphs of ``model`` and an update of every parameter with its states."""
-    graphs, states = model
-    values = managed_values(graphs, states)
-    steps: list[Update] = []
-    for parameter in (each for each in values if each.role is Role.PARAMETER):
-        own = [v.name for v in states if v.name.rpartition(":")[0] == parameter.name]
-        writes = (parameter.name, *own)
-        steps.append(Update(parameter.name, (*writes, f"{parameter.name}:grad"), writes))
-    return (*graphs, Schedule("update", values, tuple(steps)))
-
-
-def seconds_of(cycle: Sequence[Schedule], seconds: float) -> dict[str, dict[str, float]]:
-    return {
-        graph.name: {
-            kernel_name(step): seconds for step in graph.steps if isinstance(step, Compute | Update)
-        }
-        for graph in cycle
-    }
 
 
 def test_with_room_for_all_only_kernels_count() -> None:
@@ -128,9 +84,6 @@ def test_what_is_missing_is_named() -> None:
         bound(cycle, seconds_of(cycle, 1.0), no_disk, Target(has_nvme=True))
 
 
-tiers = st.sampled_from([(None, True), (1 << 40, False), (60_000, True), (1 << 40, True)])
-
-
 @many
 @given(models(), tiers, st.integers(0, 400_000), st.sampled_from([0.0, 1e-3, 0.05]))
 def test_no_plan_is_faster(
@@ -164,23 +117,5 @@ def test_names_do_not_matter() -> None:
     target = Target(device_budget=5 * PAGE, has_nvme=True)
     kernels = seconds_of(cycle, 0.01)
 
-    def other(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"other.{name}" for name in names)
-
-    def renamed(value: Value) -> Value:
-        return replace(value, name=f"other.{value.name}")
-
-    def step(each: object) -> Compute | Update:
-        assert isinstance(each, Compute | Update)
-        return replace(each, reads=other(each.reads), writes=other(each.writes))
-
-    again = [
-        replace(
-            graph,
-            values=tuple(map(renamed, graph.values)),
-            steps=tuple(map(step, graph.steps)),
-            outputs=other(graph.outputs),
-        )
-        for graph in cycle
-    ]
+    again = [renamed(graph, other_names(cycle)) for graph in cycle]
     assert bound(again, kernels, MACHINE, target) == bound(cycle, kernels, MACHINE, target)

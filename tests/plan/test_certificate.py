@@ -11,8 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.plan.iterations import MACHINE, iteration, seconds_of, settings_of
+from tests.plan.renaming import other_names, renamed
 from tests.plan.small_models import small
-from zcompile.ir import Compute, Hardware, Schedule, Target, Update, Value
+from zcompile.ir import Hardware, Schedule, Target
 from zcompile.passes.certificate import Certificate, certify
 from zcompile.passes.pipeline import PIPELINE, run_within_budget
 from zcompile.passes.place import place
@@ -20,6 +21,7 @@ from zcompile.passes.placement import DoesNotFit, managed_values, target_for
 from zcompile.passes.simulate import simulate
 
 PAGE = 4096
+LAYER = 2 * PAGE
 
 many = settings(max_examples=25, deadline=None)
 """Every example solves linear programs."""
@@ -130,37 +132,14 @@ def test_a_few_samples_give_a_lower_bound(setting: Setting, samples: int) -> Non
     assert below(certify(cycle, kernels, MACHINE, target, samples=samples).seconds, all_of_them)
 
 
-def renamed(cycle: Sequence[Schedule]) -> tuple[Schedule, ...]:
-    """Return ``cycle`` with names of values that sort the other way round."""
-    names = sorted({value.name for graph in cycle for value in graph.values}, reverse=True)
-    new = {name: f"n{at:04}" for at, name in enumerate(names)}
-
-    def step(each: object) -> Compute | Update:
-        assert isinstance(each, Compute | Update)
-        reads, writes = (tuple(new[name] for name in side) for side in (each.reads, each.writes))
-        return replace(each, reads=reads, writes=writes)
-
-    def value(each: Value) -> Value:
-        return replace(each, name=new[each.name])
-
-    return tuple(
-        replace(
-            graph,
-            values=tuple(map(value, graph.values)),
-            steps=tuple(map(step, graph.steps)),
-            outputs=tuple(new[name] for name in graph.outputs),
-        )
-        for graph in cycle
-    )
-
-
 @many
 @given(settings_of())
 def test_names_do_not_matter_and_nothing_varies(setting: Setting) -> None:
     cycle, target, seconds = setting
     first, again = certified(setting), certified(setting)
     assert repr(first) == repr(again)
-    other = certified((renamed(cycle), target, seconds))
+    again_named = tuple(renamed(graph, other_names(cycle)) for graph in cycle)
+    other = certified((again_named, target, seconds))
     assert other.text() == first.text()
     assert first.relaxation is not None
     assert other.relaxation is not None
@@ -192,3 +171,30 @@ def test_what_cannot_fit_is_refused() -> None:
     cycle = iteration(small())
     with pytest.raises(DoesNotFit, match="a kernel needs more than there is"):
         certify(cycle, seconds_of(cycle, 0.5), MACHINE, Target(device_budget=PAGE, has_nvme=True))
+
+
+def of_small(target: Target, *, homes: bool) -> float:
+    """Return the bound of a small model whose kernels hide whatever may run beside them."""
+    cycle = iteration(small())
+    seconds = seconds_of(cycle, 1.0)
+    seconds["update"] = dict.fromkeys(seconds["update"], 0.0)
+    return certify(cycle, seconds, MACHINE, target, homes=homes, window_bytes=PAGE).seconds
+
+
+def test_todays_updates_hide_behind_nothing() -> None:
+    # What backward needs is all there is, so nothing lives on the device: the update reads
+    # parameters, gradients and moments of two layers, and writes all but the gradients.
+    target = Target(device_budget=2 * LAYER + 100, has_nvme=True)
+    moving_s = 2 * 3 * LAYER / 2e6 + 2 * 2 * LAYER / 1e6
+    every, today = (of_small(target, homes=each) for each in (False, True))
+    assert every < today
+    assert today >= 5.0 + 0.9 * moving_s
+
+
+def test_todays_gradients_take_their_room_twice_while_they_are_made() -> None:
+    # Parameters, gradients and moments of two layers have room, and what kernels need.
+    fits = Target(device_budget=6 * LAYER + 3 * PAGE, has_nvme=True)
+    assert of_small(fits, homes=False) == pytest.approx(5.0)
+    assert of_small(fits, homes=True) > 5.0 + 1e-3
+    enough = Target(device_budget=8 * LAYER + 3 * PAGE, has_nvme=True)
+    assert of_small(enough, homes=True) == pytest.approx(5.0)

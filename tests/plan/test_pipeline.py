@@ -8,20 +8,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.plan.renaming import renamed
 from tests.plan.schedules import layers, many, placed
 from zcompile.ir import (
     Compute,
     Fetch,
-    Offload,
-    Release,
     Rule,
     Schedule,
     ScheduleError,
-    Step,
     Target,
-    Update,
     Value,
-    Wait,
     footprint,
     parse,
     render,
@@ -231,23 +227,6 @@ def test_names_do_not_matter(schedule: Schedule, spare: int) -> None:
     plan = run_within_budget(PIPELINE, schedule, target).schedule
     other = run_within_budget(PIPELINE, renamed(schedule, new), target).schedule
     assert other == renamed(plan, new)
-
-
-def renamed(schedule: Schedule, new: dict[str, str]) -> Schedule:
-    def step(each: Step) -> Step:
-        match each:
-            case Compute() | Update():
-                reads = tuple(new[name] for name in each.reads)
-                return replace(each, reads=reads, writes=tuple(new[name] for name in each.writes))
-            case Fetch() | Wait() | Offload() | Release():
-                return replace(each, value=new[each.value])
-
-    return replace(
-        schedule,
-        values=tuple(replace(value, name=new[value.name]) for value in schedule.values),
-        steps=tuple(map(step, schedule.steps)),
-        outputs=tuple(new[name] for name in schedule.outputs),
-    )
 
 
 def test_ten_thousand_steps_are_planned() -> None:
