@@ -9,9 +9,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.plan.iterations import MACHINE, seconds_of, tiers
+from tests.plan.renaming import renamed
 from tests.plan.schedules import models
 from tests.plan.small_models import small
-from zcompile.ir import Target, Tier, Update, verify
+from zcompile.ir import Target, Tier, Update, render, verify
 from zcompile.passes.certificate import certify
 from zcompile.passes.expected import UPDATE_ROOM, expected_update, streamed
 from zcompile.passes.fastest import Choice, Model, choose, window_bytes
@@ -86,8 +87,32 @@ def test_no_choice_beats_its_certificate(timed: tuple[Model, Target]) -> None:
 @given(timed_models())
 def test_the_same_again(timed: tuple[Model, Target]) -> None:
     first, again = chosen(*timed), chosen(*timed)
+    for name, plan in first.best.plans.items():
+        assert render(again.best.plans[name].schedule) == render(plan.schedule)
     assert first.best.plans == again.best.plans
     assert first.verdicts == again.verdicts
+
+
+@few
+@given(timed_models())
+def test_names_do_not_matter(timed: tuple[Model, Target]) -> None:
+    model, target = timed
+    names = {value.name for graph in model.graphs for value in graph.values}
+    names |= {value.name for value in model.states}
+    # What belongs to a parameter is named after it.
+    first_parts = sorted({name.partition(":")[0] for name in names}, reverse=True)
+    new_parts = {part: f"n{at:02}" for at, part in enumerate(first_parts)}
+    new = {
+        name: new_parts[name.partition(":")[0]] + "".join(name.partition(":")[1:]) for name in names
+    }
+    other = Model(
+        tuple(renamed(graph, new) for graph in model.graphs),
+        tuple(replace(value, name=new[value.name]) for value in model.states),
+    )
+    best, best_renamed = chosen(model, target).best, chosen(other, target).best
+    assert best_renamed.seconds == best.seconds
+    for name, plan in best.plans.items():
+        assert best_renamed.plans[name].schedule == renamed(plan.schedule, new)
 
 
 def test_pieces_of_an_update_are_values_of_their_own() -> None:
