@@ -22,7 +22,7 @@ from zcompile.runtime.rest import Rest
 from zcompile.runtime.shadows import Shadows
 from zcompile.runtime.spot import Move, Region, Spot, spot_of
 from zcompile.runtime.stream_run import carry_out
-from zcompile.runtime.streaming import translate
+from zcompile.runtime.streaming import Translator, can_translate
 from zcompile.runtime.tickets import Tickets
 from zcompile.runtime.transfers import Copies, Transfers
 
@@ -155,12 +155,10 @@ class CpuExecutor:
         carrier = self._copies.carrier if isinstance(self._copies, Transfers) else None
         if not isinstance(carrier, NativeCarrier):
             return False
-        made = translate(self._schedule, self, native.calls)
-        if made is None:
+        if not can_translate(self._schedule):
             return False
-        exposed = not native.ahead
-        ran, pool = native.ran, native.pool
-        carry_out(made, carrier, self._ledger, pool, kernels, ran, is_exposed=exposed)
+        translator = Translator(self._schedule, self, native.calls)
+        carry_out(translator, carrier, self._ledger, kernels, native)
         return True
 
     def fetched(self, step: Fetch) -> tuple[Move, Tensor]:

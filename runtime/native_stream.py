@@ -135,7 +135,8 @@ class NativeStream:
         self._lock = threading.RLock()
         self._kept: list[object] = [io, pool, program]
         self._handle = ctypes.c_void_p()
-        c_program = self._written_down(program, files)
+        self._files = files
+        c_program = self._written_down(program)
         create = native.function(
             "zinf_stream_create",
             [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p],
@@ -143,6 +144,7 @@ class NativeStream:
         self._run = native.function(
             "zinf_stream_run", [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
         )
+        self._extend = native.function("zinf_stream_extend", [ctypes.c_void_p, ctypes.c_void_p])
         self._destroy = native.function(
             "zinf_stream_destroy", [ctypes.c_void_p, ctypes.c_void_p], None
         )
@@ -170,6 +172,18 @@ class NativeStream:
             raise RequestFailed(self._progress.failed_request, IOResult.of(self._progress.result))
         return self._native.check(code) == 1
 
+    def extend(self, program: Program) -> None:
+        """Go on with ``program``, which begins with all that the one so far had.
+
+        Raises ``NativeError`` for one that does not make sense, and ``ValueError`` once closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise ValueError("no copy can start any more: the transfers are closed")
+            self._native.check(
+                self._extend(self._handle, ctypes.byref(self._written_down(program)))
+            )
+
     @property
     def progress(self) -> Progress:
         """How far it had come when the last slice, or all of it, ended."""
@@ -188,8 +202,9 @@ class NativeStream:
                 self._destroy(self._handle, ctypes.byref(self._progress))
                 self._kept.clear()
 
-    def _written_down(self, program: Program, files: Sequence[FilePair]) -> _Program:
+    def _written_down(self, program: Program) -> _Program:
         """Return ``program`` as the library takes it; keep what it points to."""
+        files = self._files
         c_files = (CFile * len(files))(*(CFile(each.fd, each.direct_fd) for each in files))
         calls = [call_of(each.formula, each.batch) for each in program.updates]
         sizes = [len(each.batch.rows) for each in program.updates]

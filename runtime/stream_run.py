@@ -1,47 +1,38 @@
-"""Runs a translated update on the engine of a machine, slice by slice."""
+"""Runs an update on the engine of a machine, slice by slice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 
-from zcompile.runtime.executor import Kernels
+from zcompile.runtime.executor import Kernels, NativeUpdates
 from zcompile.runtime.ledger import Ledger
 from zcompile.runtime.native_carrier import QUEUES, SLICE_SECONDS, NativeCarrier
-from zcompile.runtime.native_stream import NativeStream, Progress, RequestFailed
-from zcompile.runtime.pool import Pool
-from zcompile.runtime.streaming import Translation
+from zcompile.runtime.native_stream import NativeStream, Progress, RequestFailed, StepKind
+from zcompile.runtime.streaming import Translation, Translator
 
 
 def carry_out(
-    made: Translation,
+    translator: Translator,
     carrier: NativeCarrier,
     ledger: Ledger,
-    pool: Pool | None,
     kernels: Kernels,
-    ran: Callable[[str], object],
-    *,
-    is_exposed: bool = True,
+    native: NativeUpdates,
 ) -> None:
-    """Run ``made`` to its end; ``kernels`` are those that Python runs.
+    """Run what ``translator`` writes down to its end; ``kernels`` are those that Python runs.
 
-    ``ran`` is called with the name of each native update that has begun, also if it or what
-    follows failed.  ``is_exposed`` says that computing waits for it.
-
-    When this returns or raises, nothing is under way any more.  Raises ``StorageError`` for the
-    first copy that failed.
+    The first fetches are under way while the rest is written down.  ``native`` is told of each
+    native update that has begun, also if it or what follows failed.  When this returns or
+    raises, nothing is under way any more.  Raises ``StorageError`` for the first copy that failed.
     """
-    stream = carrier.open_stream(made.program, pool)
-    account = _Account(ledger, stream, is_exposed=is_exposed)
-    returns = iter(made.returns)
+    made = translator.begin()
+    stream = carrier.open_stream(made.program, native.pool)
+    account = _Account(ledger, stream, is_exposed=not native.ahead)
     try:
         with closing(stream):
-            while stream.progress.num_done < len(made.program.steps):
-                returned = stream.run(SLICE_SECONDS)
-                account.settle()
-                if returned:
-                    name, tensors = next(returns)
-                    kernels[name](tensors)
+            if all(kind is StepKind.START for kind, _ in made.program.steps):
+                stream.run(SLICE_SECONDS)
+            stream.extend(translator.finish().program)
+            _run(made, stream, account, kernels)
     except RequestFailed as failed:
         label = made.label(failed.request, failed.result.offset)
         channel, _, _ = made.program.requests[failed.request]
@@ -51,7 +42,17 @@ def carry_out(
         account.settle()
         carrier.end_stream(stream)
         for name in made.native_updates_begun(stream.progress.num_done):
-            ran(name)
+            native.ran(name)
+
+
+def _run(made: Translation, stream: NativeStream, account: _Account, kernels: Kernels) -> None:
+    returns = iter(made.returns)
+    while stream.progress.num_done < len(made.program.steps):
+        returned = stream.run(SLICE_SECONDS)
+        account.settle()
+        if returned:
+            name, tensors = next(returns)
+            kernels[name](tensors)
 
 
 class _Account:

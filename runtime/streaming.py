@@ -86,27 +86,40 @@ class Translation:
         return next(there, spans[0]).label
 
 
-def translate(schedule: Schedule, moves: Moves, calls: Calls) -> Translation | None:
-    """Write ``schedule`` down for the library; ``None`` if it has kernels besides updates.
+def can_translate(schedule: Schedule) -> bool:
+    """Whether ``schedule`` has no kernels besides updates."""
+    return not any(isinstance(step, Compute) for step in schedule.steps)
+
+
+class Translator:
+    """Writes a schedule down for the library, in two parts: ``begin`` first, then ``finish``.
 
     Every value is fetched once, before its update, as in every schedule of an update.
     """
-    if any(isinstance(step, Compute) for step in schedule.steps):
-        return None
-    return _Translator(schedule, moves, calls).translation
 
-
-class _Translator:
     def __init__(self, schedule: Schedule, moves: Moves, calls: Calls) -> None:
+        assert can_translate(schedule), "only updates are translated"
         self._moves = moves
         self._calls = calls
         self._tensors: dict[str, Tensor] = {}
         self._request_of: dict[int, int] = {}
         self._awaited: set[int] = set()
         self._ends = _ends(schedule)
+        self._groups = groupby(schedule.steps, type)
         self.translation = Translation()
-        for kind, steps in groupby(schedule.steps, type):
+
+    def begin(self) -> Translation:
+        """Write down the first steps, usually fetches, which can start while the rest is."""
+        for kind, steps in self._groups:
             self._together(kind, list(steps))
+            break
+        return self.translation
+
+    def finish(self) -> Translation:
+        """Write down the rest, behind what was there."""
+        for kind, steps in self._groups:
+            self._together(kind, list(steps))
+        return self.translation
 
     def _together(self, kind: type[Step], steps: Sequence[Step]) -> None:
         """Write down ``steps``, which follow each other and are all of one kind."""

@@ -81,6 +81,11 @@ typedef struct zinf_stream zinf_stream;
 ZINF_API int32_t zinf_stream_create(zinf_io* io, zinf_pool* pool,
                                     const zinf_stream_program* program, zinf_stream** stream);
 
+// Let a program that is not running go on with more: `program` begins with the steps, requests and
+// updates that it had, and has more of them behind.  Fails with -EINVAL, and changes nothing, for one
+// that makes no sense or is shorter.
+ZINF_API int32_t zinf_stream_extend(zinf_stream* stream, const zinf_stream_program* program);
+
 // Go on for about so many milliseconds.  Returns 0 when all steps are over, 1 after a RETURN
 // step, -ETIMEDOUT when it was interrupted by the time, else the error of the step at hand,
 // negative: that of a request is in the progress.  After an error it may not be run again.

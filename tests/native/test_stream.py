@@ -130,6 +130,30 @@ def test_a_program_reads_updates_and_writes(native: Native, io: NativeIO, file: 
     assert io.reap() == []
 
 
+def test_a_program_goes_on_with_what_is_added(native: Native, io: NativeIO, file: FilePair) -> None:
+    memory = Memory(2 * PAGE)
+    memory.put(0, floats(3))
+    program = Program()
+    requests(program, (IOChannel.WRITE, span(memory, 0, 5)))
+    program.steps += [(StepKind.START, 0)]
+    with closing(NativeStream(native, io, None, program, [file])) as stream:
+        assert finished(stream, program) == 0
+        for at in range(1, 40):  # so many that results would move if they lay in one block
+            requests(program, (IOChannel.WRITE, span(memory, 0, 5 + at)))
+            program.steps += [(StepKind.START, at)]
+        program.steps += [(StepKind.AWAIT, at) for at in range(40)]
+        requests(program, (IOChannel.READ, span(memory, 1, 44)))
+        program.steps += [(StepKind.START, 40), (StepKind.AWAIT, 40)]
+        stream.extend(program)
+        assert finished(stream, program) == 0
+        assert stream.progress.moved_bytes[IOChannel.WRITE] == 40 * PAGE
+        with pytest.raises(NativeError):
+            stream.extend(Program())
+    assert memory.get(PAGE, PAGE) == floats(3)
+    with pytest.raises(ValueError, match="closed"):
+        stream.extend(program)
+
+
 @pytest.mark.parametrize("channel", [IOChannel.READ, IOChannel.WRITE])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_the_first_error_is_told_with_its_place(

@@ -35,7 +35,7 @@ from zcompile.runtime.native_io import IOChannel
 from zcompile.runtime.native_stream import StepKind, UpdateCall
 from zcompile.runtime.pool import Pool
 from zcompile.runtime.spot import Move
-from zcompile.runtime.streaming import join, translate
+from zcompile.runtime.streaming import Translator, can_translate, join
 from zcompile.runtime.transfers import Transfers
 
 NATIVE = [io for io in USABLE if io is not FileIO.PYTHON]
@@ -175,8 +175,9 @@ arena 16384 B
 
 
 def test_what_a_kernel_needs_is_one_request_and_what_lies_side_by_side_one_span() -> None:
-    made = translate(SIDE_BY_SIDE, Rows(SIDE_BY_SIDE), InPython().calls)
-    assert made is not None
+    translator = Translator(SIDE_BY_SIDE, Rows(SIDE_BY_SIDE), InPython().calls)
+    assert translator.begin().program.steps == [(StepKind.START, 0), (StepKind.START, 1)]
+    made = translator.finish()
     program = made.program
     assert program.requests == [
         (IOChannel.READ, 1, 0),
@@ -207,7 +208,8 @@ def test_what_a_kernel_needs_is_one_request_and_what_lies_side_by_side_one_span(
 def test_other_kernels_are_left_to_the_steps() -> None:
     zeros = Compute("zeros", (), (), 0)
     schedule = SIDE_BY_SIDE.with_steps((zeros, *SIDE_BY_SIDE.steps))
-    assert translate(schedule, Rows(schedule), InPython().calls) is None
+    assert can_translate(SIDE_BY_SIDE)
+    assert not can_translate(schedule)
 
 
 def span(offset: int, address: int, nbytes: int, room: int | None = None) -> Span:

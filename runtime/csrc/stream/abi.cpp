@@ -5,32 +5,52 @@
 #include "io/handle.h"
 #include "stream/stream.h"
 
+namespace {
+
+bool can_run(const zinf_stream_program& program, const zinf_io& io) {
+    if (!zinf::makes_sense(program)) return false;
+    for (uint64_t i = 0; i < program.num_requests; ++i) {
+        const zinf_stream_request& of = program.requests[i];
+        zinf_io_request request{};
+        request.spans = program.spans + of.first_span;
+        request.num_spans = of.num_spans;
+        bool copies = of.channel == ZINF_IO_COPY_IN || of.channel == ZINF_IO_COPY_OUT;
+        if (!copies) request.files = program.files;
+        if (!copies) request.num_files = 1;
+        if (!zinf::is_sound(request, of.channel, io.options)) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
 extern "C" {
 
 struct zinf_stream {
     zinf::Stream stream;
+    zinf_io* io;
 };
 
 int32_t zinf_stream_create(zinf_io* io, zinf_pool* pool, const zinf_stream_program* program,
                            zinf_stream** stream) {
     if (!io || !program || !stream) return -EINVAL;
     try {
-        if (!zinf::makes_sense(*program)) return -EINVAL;
-        for (uint64_t i = 0; i < program->num_requests; ++i) {
-            const zinf_stream_request& of = program->requests[i];
-            zinf_io_request request{};
-            request.spans = program->spans + of.first_span;
-            request.num_spans = of.num_spans;
-            bool copies = of.channel == ZINF_IO_COPY_IN || of.channel == ZINF_IO_COPY_OUT;
-            if (!copies) request.files = program->files;
-            if (!copies) request.num_files = 1;
-            if (!zinf::is_sound(request, of.channel, io->options)) return -EINVAL;
-        }
-        *stream = new zinf_stream{{io->engine, pool, *program}};
+        if (!can_run(*program, *io)) return -EINVAL;
+        *stream = new zinf_stream{{io->engine, pool, *program}, io};
     } catch (const std::bad_alloc&) {
         return -ENOMEM;
     }
     return 0;
+}
+
+int32_t zinf_stream_extend(zinf_stream* stream, const zinf_stream_program* program) {
+    if (!stream || !program) return -EINVAL;
+    try {
+        if (!can_run(*program, *stream->io)) return -EINVAL;
+        return stream->stream.extend(*program);
+    } catch (const std::bad_alloc&) {
+        return -ENOMEM;
+    }
 }
 
 int32_t zinf_stream_run(zinf_stream* stream, int64_t milliseconds,

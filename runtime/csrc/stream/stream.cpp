@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <vector>
 
 #include "io/engine.h"
 
@@ -109,6 +110,14 @@ int32_t Stream::run(int64_t milliseconds) {
         if (error) return error;
         ++progress_.num_done;
     }
+    return 0;
+}
+
+int32_t Stream::extend(const zinf_stream_program& program) {
+    if (program.num_steps < program_.num_steps || program.num_requests < flights_.size())
+        return -EINVAL;
+    flights_.resize(program.num_requests);
+    program_ = program;
     return 0;
 }
 

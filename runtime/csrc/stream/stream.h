@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <deque>
 
 #include "zinf_stream.h"
 
@@ -19,6 +19,8 @@ class Stream {
     Stream& operator=(const Stream&) = delete;
 
     int32_t run(int64_t milliseconds);
+    // Go on with a program that begins as the one so far; -EINVAL for a shorter one.
+    int32_t extend(const zinf_stream_program& program);
     // Start no further block of what is under way, and wait for the rest.
     void stop();
     const zinf_stream_progress& progress() const { return progress_; }
@@ -38,8 +40,8 @@ class Stream {
 
     Engine& engine_;
     zinf_pool* const pool_;
-    const zinf_stream_program program_;
-    std::vector<Flight> flights_;
+    zinf_stream_program program_;
+    std::deque<Flight> flights_;  // which do not move: the engine writes into them
     zinf_stream_progress progress_{};
 };
 
