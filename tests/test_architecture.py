@@ -19,7 +19,7 @@ STDLIB_ONLY = frozenset[str]()
 
 BELOW_SESSION = {
     *("ir", "errors", "precision", "options", "passes", "runtime", "machines", "timing"),
-    *("io_buffers", "planner"),
+    *("io_buffers", "choosing", "planner"),
     *("registry", "bridge", "graphs", "buckets", "collector"),
     *("hooks", "gradients", "optim", "leaving"),
 }
@@ -37,7 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "symbolic": set(),
     "machines": {"ir"},
     "timing": {"ir", "options", "passes", "machines"},
-    "planner": {"ir", "errors", "options", "passes", "timing", "io_buffers"},
+    "choosing": {"ir", "passes", "timing"},
+    "planner": {"ir", "errors", "options", "passes", "timing", "choosing", "io_buffers"},
     "registry": set(),
     "bridge": {"ir", "runtime"},
     "graphs": {"ir", "passes", "bridge", "planner"},

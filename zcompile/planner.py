@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from zcompile.choosing import Choosing
 from zcompile.errors import BudgetError
 from zcompile.io_buffers import block_bytes
 from zcompile.ir import (
@@ -31,14 +32,12 @@ from zcompile.ir import (
 )
 from zcompile.options import Options
 from zcompile.passes.expected import LARGER_UPDATE_ROOM, UPDATE_ROOM
-from zcompile.passes.fastest import Model, choose, in_order
 from zcompile.passes.pins import idle_patterns, names_near
 from zcompile.passes.pipeline import (
     Plan,
     run_fastest,
     run_within_budget,
 )
-from zcompile.passes.place import place
 from zcompile.passes.placement import (
     DoesNotFit,
     Placement,
@@ -101,6 +100,7 @@ class Planner:
         self._options = options
         self._timing = Timing(options)
         self._pipeline = pipeline_of(options)
+        self._choosing = Choosing(self._timing, self._pipeline, options.place)
         self._graphs: dict[str, Schedule] = {}
         self._states: tuple[str, ...] = ()
         self._itemsizes: dict[str, int] = {}
@@ -328,12 +328,7 @@ class Planner:
     def _chosen(
         self, graphs: Mapping[str, Schedule], states: tuple[Value, ...]
     ) -> tuple[Placement, Mapping[str, Plan]]:
-        timed = self._timing.of_graphs(graphs, self.io_target)
-        if timed is None:
-            return place(self._all(graphs), states, self._options.place, self.io_target), {}
-        model = Model(in_order(graphs.values()), states, self._options.place, (self._update,))
-        choice = choose(model, timed, self._timing.pipelines(self._pipeline))
-        return Placement(choice.best.placement.homes, choice.verdicts), choice.best.plans
+        return self._choosing.of(graphs, self._update, states, self.io_target)
 
     def _check_host(self, graphs: Mapping[str, Schedule]) -> None:
         """Refuse a host tier that is the only one off the device and holds no large value."""

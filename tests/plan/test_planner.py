@@ -12,7 +12,7 @@ from zcompile.errors import BudgetError
 from zcompile.ir import Kind, Operation, Schedule, arena_peak_bytes
 from zcompile.machines import load_machine, render_machine
 from zcompile.options import Options
-from zcompile.planner import Planner
+from zcompile.planner import EXPECTED_STATES, Planner
 
 MEGABYTE = 1 << 20
 
@@ -39,6 +39,17 @@ def test_arena_homes_and_what_passes_come_to_no_more_than_the_peak(percent: int)
     counted = planner.resident_bytes + arena_peak_bytes(plan.schedule) + plan.passing_bytes
     assert counted <= plan.peak_bytes
     assert counted == plan.peak_bytes or planner.resident_bytes
+
+
+def test_states_that_were_expected_change_nothing() -> None:
+    graphs, _ = small()
+    planner = planned(20 * 4096, graphs)
+    placement, plans = planner.placement, planner.plans()
+    planner.expect_states(EXPECTED_STATES)
+    assert planner.placement is placement
+    assert all(a is b for a, b in zip(planner.plans(), plans, strict=True))
+    planner.expect_states(["another"])
+    assert planner.placement is not placement
 
 
 def test_a_vacated_arena_and_what_passes_come_to_the_peak() -> None:
