@@ -76,24 +76,31 @@ class Moving:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class Least:
     """The least time of an iteration: its ``terms``, the largest first."""
 
     terms: tuple[Term, ...]
-    moving: Moving
 
     @property
     def seconds(self) -> float:
+        """The bound: no plan takes less."""
         return self.terms[0].seconds
 
     @property
     def binding(self) -> Term:
-        """The resource that decides."""
+        """The resource that decides, and what keeps it busy."""
         return self.terms[0]
 
     def gap(self, seconds: float) -> float:
         """Return by which share of the bound a plan that takes ``seconds`` is slower."""
         return seconds / self.seconds - 1 if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bound(Least):
+    """The least time of an iteration by what it has to move: ``moving``."""
+
+    moving: Moving
 
 
 def bound(

@@ -18,7 +18,7 @@ from zcompile.ir import (
     Schedule,
     Target,
 )
-from zcompile.passes.bound import Load, Term, bound
+from zcompile.passes.bound import Least, Load, Term, bound
 from zcompile.passes.cycle import Cycle, cycle_of
 from zcompile.passes.formulation import Question, swap_stalls
 from zcompile.passes.relaxation import SAMPLES, Relaxation, relax
@@ -53,31 +53,16 @@ class Lever:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
-    """The least time of an iteration: ``terms``, the largest first, and what would lower it.
+class Certificate(Least):
+    """The least time of an iteration, and what would lower it.
 
     ``relaxation`` is the linear program's answer; ``None`` without a device budget, where
     nothing has to move.
     """
 
-    terms: tuple[Term, ...]
     levers: tuple[Lever, ...]
     rates: tuple[tuple[str, float], ...]
     relaxation: Relaxation | None
-
-    @property
-    def seconds(self) -> float:
-        """The bound: no plan takes less."""
-        return self.terms[0].seconds
-
-    @property
-    def binding(self) -> Term:
-        """The resource that decides, and what keeps it busy."""
-        return self.terms[0]
-
-    def gap(self, seconds: float) -> float:
-        """Return by which share of the bound a plan that takes ``seconds`` is slower."""
-        return seconds / self.seconds - 1 if self.seconds else 0.0
 
     def text(self, seconds: float | None = None) -> str:
         """Return the certificate for people, of a plan that takes ``seconds`` if there is one."""
