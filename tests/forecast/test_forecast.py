@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,34 +34,70 @@ def momentum(parameters: Any) -> Optimizer:
     return SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def trained(model: nn.Module, x: Any, options: Options, make: Callable[[Any], Optimizer]) -> Any:
+def trained(
+    model: nn.Module,
+    x: Any,
+    options: Options,
+    make: Callable[[Any], Optimizer],
+    num_backwards: int = 1,
+) -> Any:
     """Train ``model`` for two steps under the backend; return its session."""
     compiled = torch.compile(model, backend="zinf", options=options)
     optimizer = make(model.parameters())
     for _ in range(2):
-        compiled(x).square().sum().backward()
+        for _ in range(num_backwards):
+            compiled(x).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     return session_of(compiled)
 
 
+@dataclass(frozen=True)
+class Case:
+    """How a model is trained, besides within 400 kB."""
+
+    make: Callable[[Any], Optimizer] = AdamW
+    dtype: torch.dtype = torch.float32
+    num_backwards: int = 1
+    options: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+CASES = {
+    "accumulation": Case(num_backwards=2),
+    "masters": Case(dtype=torch.bfloat16, options={"master_weights": True}),
+    "momentum": Case(make=momentum),
+    "host": Case(options={"host_budget": 600_000, "place": {"gradients": "host"}}),
+    "timed": Case(options={"target": "cpu-epyc"}),
+    "inductor": Case(options={"compute": "inductor"}),
+    "inductor-masters": Case(
+        dtype=torch.bfloat16, options={"compute": "inductor", "master_weights": True}
+    ),
+}
+
+ALWAYS = ("accumulation", "masters")
+
+
 @pytest.mark.parametrize(
-    ("make", "compute"),
+    "case",
     [
-        pytest.param(AdamW, "eager", id="adamw"),
-        pytest.param(momentum, "eager", id="momentum"),
-        pytest.param(AdamW, "inductor", id="inductor", marks=pytest.mark.slow),
+        pytest.param(each, id=name, marks=() if name in ALWAYS else pytest.mark.slow)
+        for name, each in CASES.items()
     ],
 )
-def test_it_is_what_the_backend_plans(
-    make: Callable[[Any], Optimizer], compute: str, tmp_path: Path
-) -> None:
-    options = {"device_budget": 400_000, "nvme_dir": str(tmp_path), "compute": compute}
+def test_it_is_what_the_backend_plans(case: Case, tmp_path: Path) -> None:
+    options: Options = {"device_budget": 400_000, "nvme_dir": str(tmp_path), "compute": "eager"}
+    options |= case.options
     with torch.device("meta"):
-        model = stack_of(DEPTH)
-    found = zcompile.forecast(model, words(), options, "rtx4090", optimizer=make)
-    assert compute == "inductor" or "stand for all" in found.captured
-    session = trained(stack_of(DEPTH), torch.zeros(3, 5, dtype=torch.int64), options, make)
+        model = stack_of(DEPTH).to(case.dtype)
+    found = zcompile.forecast(model, words(), options, "rtx4090", optimizer=case.make)
+    assert options["compute"] == "inductor" or "stand for all" in found.captured
+    session = trained(
+        stack_of(DEPTH).to(case.dtype),
+        torch.zeros(3, 5, dtype=torch.int64),
+        options,
+        case.make,
+        case.num_backwards,
+    )
     assert found.placement == session.planner.placement.homes
     assert found.peak_bytes[Tier.DEVICE] == session.planned_peak_bytes
     assert found.smallest_budget_bytes <= found.peak_bytes[Tier.DEVICE] <= 400_000

@@ -13,7 +13,7 @@ from itertools import groupby
 from zcompile.forecasting.layers import Layers
 from zcompile.optim.chunks import Member
 
-SAMPLED = 3
+SAMPLED = 2
 """Blocks of a run that are planned."""
 
 Key = tuple[str, int]

@@ -138,8 +138,20 @@ def plan_update(
         subjects = subjects_of(claims, rule, Scaling(), cast("Host", ahead), kernels)
         target = planner.update_target  # after the states of the subjects have been placed
         members = tuple(each.member for each in fitting(subjects, target))
-        found = Planned(members, _pieces(members, planner, target, lists))
+        if first:
+            _plan_first(members, planner, target, lists)
+        else:
+            found = Planned(members, _pieces(members, planner, target, lists))
     return found
+
+
+def _plan_first(
+    members: tuple[Member, ...], planner: Planner, target: Target, lists: Sequence[Layers]
+) -> None:
+    """Let ``planner`` see what the first update holds: of one of very many steps, a sample."""
+    if _num_buckets(members, target) > MAX_BUCKETS:
+        _, members = samples(members, lists)[0]
+    plan(members, planner.plan_update, target)
 
 
 def _pieces(
