@@ -225,7 +225,8 @@ def plan(
         whole=whole,
     )
     try:
-        found = answer(question)
+        with Console(stderr=True).status(f"planning {model} for {target}"):
+            found = answer(question)
     except ValueError as error:
         typer.echo(f"zinf: {error}", err=True)
         raise typer.Exit(2) from None

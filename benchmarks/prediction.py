@@ -1,0 +1,145 @@
+"""What a forecast says beside what then happens: time of an iteration, and peak bytes.
+
+    zinf bench                        # first: measures this machine, which is called "here"
+    python benchmarks/prediction.py --folder swap
+
+Small models are trained within tight and ample budgets.  For each one line: the seconds of an
+iteration as foretold and the median of those measured, and the most device bytes as foretold
+and as the ledger counts them.  The machine should be idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from layers import Layers
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+import zcompile
+from zcompile.forecasting.answer import Forecast
+from zcompile.ir import Tier
+
+WARM_UP = 2
+
+TIME_BAR, PEAK_BAR = 0.15, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, what makes its inputs, and how it is called for its loss."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    inputs: Callable[[], Any]
+    loss: Callable[[Any, Any], Tensor]
+
+
+def llama() -> Any:
+    config = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=10,
+        num_attention_heads=8,
+        use_cache=False,
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
+def gpt2() -> Any:
+    config = GPT2Config(n_layer=8, n_embd=512, n_head=8, vocab_size=8192, use_cache=False)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def tokens() -> dict[str, Tensor]:
+    words = torch.zeros(4, 128, dtype=torch.int64)
+    return {"input_ids": words, "labels": words}
+
+
+def activations() -> tuple[Tensor, Tensor]:
+    return torch.ones(8, 64, 512), torch.zeros(8, 64, 512)
+
+
+CASES = (
+    Case("layers", lambda: Layers(8, 512), activations, lambda m, x: m(*x)),
+    Case("llama", llama, tokens, lambda m, x: m(**x).loss),
+    Case("gpt2", gpt2, tokens, lambda m, x: m(**x).loss),
+)
+
+SHARES = (0.25, 0.6, None)
+"""Device budgets, as shares of all states and of the room that activations take; ``None``: all."""
+
+
+def foretold(case: Case, options: dict[str, Any]) -> Forecast:
+    with torch.device("meta"):
+        model, inputs = case.make(), case.inputs()
+    return zcompile.forecast(model, inputs, options, "here")
+
+
+def measured(case: Case, options: dict[str, Any], iterations: int) -> tuple[float, int, int]:
+    """Train; return the median seconds of an iteration, and the peaks counted and planned."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = case.make()
+    compiled: Any = torch.compile(model, backend="zinf", options=options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    inputs = case.inputs()
+    took: list[float] = []
+    for _ in range(WARM_UP + iterations):
+        start = time.perf_counter()
+        case.loss(compiled, inputs).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        took.append(time.perf_counter() - start)
+    stats = zcompile.stats(compiled)
+    peak = stats.total.peak_bytes[Tier.DEVICE]
+    return median(took[WARM_UP:]), peak, stats.planned_peak_bytes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--iterations", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    missed = 0
+    head = f"{'model':8} {'budget':>8} {'foretold':>9} {'measured':>9} {'':>7}"
+    print(f"{head} {'peak foretold':>14} {'counted':>9} {'':>7}")
+    for case in CASES:
+        base: dict[str, Any] = {"nvme_dir": str(given.folder), "compute": "eager"}
+        ample = foretold(case, {**base, "device_budget": "8GiB"})
+        for share in SHARES:
+            budget = 8 << 30 if share is None else int(share * ample.peak_bytes[Tier.DEVICE])
+            options = {**base, "device_budget": budget}
+            told = foretold(case, options)
+            if told.timing is None:
+                print(f"{case.name:8} {budget >> 20:>4} MiB {told.why_not or told.untimed}")
+                missed += 1
+                continue
+            seconds, peak, planned = measured(case, options, given.iterations)
+            said = told.peak_bytes[Tier.DEVICE]
+            off, over = told.timing.seconds / seconds - 1, said / peak - 1
+            missed += abs(off) > TIME_BAR or not 0 <= over <= PEAK_BAR or said != planned
+            print(
+                f"{case.name:8} {budget >> 20:>4} MiB {told.timing.seconds:>8.3f}s {seconds:>8.3f}s"
+                f" {off:>+7.1%} {said / 2**20:>10.1f} MiB {peak / 2**20:>5.1f} MiB {over:>+7.1%}",
+                flush=True,
+            )
+    print(f"{missed} outside the bars: time within 15 %, peak within 5 % and never below")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
