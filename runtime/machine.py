@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 from zcompile.ir import Schedule, Tier, arena_peak_bytes, held_after_moves, page_aligned
@@ -20,6 +21,10 @@ from zcompile.runtime.transfers import Transfers
 
 MakeExecutor = Callable[[Schedule, Mapping[str, Binding], Arena, "Machine"], UpdatingExecutor]
 """``CpuExecutor``, or for tests one that is harsher."""
+
+
+MAX_KNOWN = 16
+"""Schedules of which is kept what they hold: more than the graphs of most models."""
 
 
 class Machine:
@@ -45,6 +50,7 @@ class Machine:
         self._turn = _Turn()
         self._arena: Arena | None = None
         self._arena_bytes = 0
+        self._held: deque[tuple[Schedule, Sequence[int]]] = deque(maxlen=MAX_KNOWN)
         self._beside: Arena | None = None
         self._beside_turn = threading.Lock()
 
@@ -62,7 +68,7 @@ class Machine:
         with self.lease_arena(schedule.arena_bytes, held_bytes=held_bytes) as arena:
             executor = self._make_executor(schedule, bindings, arena, self)
             if self._device_budget is not None:
-                retention = Retention(held_after_moves(schedule), slack_bytes(self._device_budget))
+                retention = Retention(self._held_by(schedule), slack_bytes(self._device_budget))
                 executor = RetainingLittle(executor, retention)
             try:
                 yield executor
@@ -88,6 +94,15 @@ class Machine:
                 yield executor
             finally:
                 executor.close()
+
+    def _held_by(self, schedule: Schedule) -> Sequence[int]:
+        """Return what is held after each move; a step or a graph asks for it every time."""
+        for known, held in list(self._held):
+            if known is schedule:
+                return held
+        held = tuple(held_after_moves(schedule))
+        self._held.append((schedule, held))
+        return held
 
     def _second_arena(self, schedule: Schedule) -> Arena:
         if self._beside is None or self._beside.nbytes < schedule.arena_bytes:
