@@ -183,6 +183,7 @@ def test_what_is_asked_for_must_be_there() -> None:
         zcompile.forecast(model, x, {"place": {"nothing": "device"}})
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_it_in_the_compiler(tmp_path: Path) -> None:
     """The user's model is compiled afterwards as often as Dynamo allows."""
     for _ in range(10):

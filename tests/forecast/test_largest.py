@@ -54,6 +54,7 @@ class Fixed(nn.Module):
         return y if int(x.shape[0]) % 7 == 0 else y * 2
 
 
+@pytest.mark.slow
 def test_what_cannot_be_a_symbol_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(largest, "MAX_BATCH", 2)
     found = asked(3, Fixed().to("meta"), device_budget=4 << 20).largest_batch

@@ -24,7 +24,13 @@ MODELS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "alternating" else ())
+        for name in MODELS
+    ],
+)
 def test_a_few_layers_tell_of_all(name: str) -> None:
     model, x = MODELS[name]()
     request = Request(model, Arguments((x,), {}), True)
