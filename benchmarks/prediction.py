@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from layers import Layers
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import zcompile
 from zcompile.forecasting.answer import Forecast
@@ -43,7 +43,7 @@ class Case:
     loss: Callable[[Any, Any], Tensor]
 
 
-def llama() -> Any:
+def llama() -> nn.Module:
     config = LlamaConfig(
         vocab_size=8192,
         hidden_size=512,
@@ -52,12 +52,12 @@ def llama() -> Any:
         num_attention_heads=8,
         use_cache=False,
     )
-    return AutoModelForCausalLM.from_config(config)
+    return LlamaForCausalLM(config)
 
 
-def gpt2() -> Any:
+def gpt2() -> nn.Module:
     config = GPT2Config(n_layer=8, n_embd=512, n_head=8, vocab_size=8192, use_cache=False)
-    return AutoModelForCausalLM.from_config(config)
+    return GPT2LMHeadModel(config)
 
 
 def tokens() -> dict[str, Tensor]:
