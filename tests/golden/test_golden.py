@@ -2,8 +2,8 @@
 
 A file's header names the passes in the text form of a pipeline and the target as
 ``option=number`` and ``%value=tier``.  Of a machine it says how many seconds each kernel takes
-(``kernel_s``) and how many bytes each channel moves in a second (``bytes_per_s``).  ``ZINF_ACCEPT=1 pytest tests/golden`` rewrites what
-comes out; then read the diff.
+(``kernel_s``) and how many bytes each channel moves in a second (``bytes_per_s``).
+``ZINF_ACCEPT=1 pytest tests/golden`` rewrites what comes out; then read the diff.
 """
 
 from __future__ import annotations
