@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+from torch.optim import Optimizer
 
 
 def weak_hook(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,3 +22,16 @@ def weak_hook(method: Callable[..., Any]) -> Callable[..., Any]:
         return bound(*args) if bound is not None else None
 
     return cast("Callable[..., Any]", torch.compiler.disable(hook))
+
+
+def takes_hooks(optimizer: Optimizer) -> bool:
+    """Whether ``optimizer`` was made as one: a wrapper may be of the type and nothing more."""
+    try:
+        optimizer.register_state_dict_post_hook(_nothing).remove()
+    except AttributeError:  # it has no tables for hooks: nobody has called its ``__init__``
+        return False
+    return True
+
+
+def _nothing(_optimizer: Optimizer, _state: dict[str, Any]) -> None:
+    """Change nothing."""

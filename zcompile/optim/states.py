@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from zcompile.hooks import takes_hooks
 from zcompile.ir import PAGE_BYTES, Tier, value_name
 from zcompile.optim.host import Host
 from zcompile.runtime.sharers import outlive, tensors_within
@@ -95,11 +96,12 @@ def bring_home(optimizer: Optimizer, host: Host) -> Brought:
 def optimizers_over(host: Host) -> list[Optimizer]:
     """Return the optimizers of this process that hold managed parameters.
 
-    Looks through everything that Python keeps track of: see ``sharers.tensors_within``.
+    Looks through everything that Python keeps track of: see ``sharers.tensors_within``.  A
+    wrapper, such as accelerate's, is no optimizer of its own: the one within does the work.
     """
     everything = cast("list[object]", gc.get_objects())
     found = [cast("Optimizer", each) for each in everything if issubclass(type(each), Optimizer)]
-    return [each for each in found if holds_managed(each, host)]
+    return [each for each in found if takes_hooks(each) and holds_managed(each, host)]
 
 
 def holds_managed(optimizer: Optimizer, host: Host) -> bool:
