@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 from zcompile.errors import BudgetError
 
@@ -32,6 +33,14 @@ def test_it_is_a_value_error_that_says_what_would_work() -> None:
         "set device_budget to at least 31457280, or make the step smaller: "
         "a smaller batch, shorter sequences, fewer pins to the device",
     ]
+
+
+def test_it_names_the_other_tiers_where_there_are_none() -> None:
+    error = replace(ERROR, only_tier=True)
+    assert str(error).endswith(
+        "\neverything has to stay on the device: give nvme_dir or host_budget"
+    )
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_the_host_has_its_own_remedy() -> None:

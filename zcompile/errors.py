@@ -39,6 +39,7 @@ class BudgetError(ValueError):
 
     ``smallest_bytes`` is the least value of ``option`` that works, ``step`` the step of the
     schedule that needs it, ``values`` the names and bytes of what is held at that step.
+    ``only_tier`` says that there is no other tier, so that everything has to stay on the device.
     """
 
     option: BudgetOption
@@ -46,6 +47,7 @@ class BudgetError(ValueError):
     smallest_bytes: int
     step: str
     values: tuple[tuple[str, int], ...]
+    only_tier: bool = False
 
     def __str__(self) -> str:
         largest = sorted(self.values, key=lambda value: value[1], reverse=True)
@@ -60,10 +62,12 @@ class BudgetError(ValueError):
             *(["held there:", *held] if held else []),
             f"set {self.option} to at least {self.smallest_bytes}, {_REMEDIES[self.option]}",
         ]
+        if self.only_tier:
+            lines.append("everything has to stay on the device: give nvme_dir or host_budget")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[type[BudgetError], tuple[object, ...]]:
         # Exceptions are rebuilt from ``args``, which stay empty when keywords were used: without
         # this, a rank's error could not be sent to its parent process.
-        fields = (self.option, self.budget_bytes, self.smallest_bytes, self.step, self.values)
-        return type(self), fields
+        found = (self.option, self.budget_bytes, self.smallest_bytes, self.step, self.values)
+        return type(self), (*found, self.only_tier)

@@ -372,6 +372,7 @@ class Planner:
             smallest_bytes=smallest_bytes,
             step=f"{least.schedule}: {least.kernel}",
             values=tuple((each.name, each.nbytes) for each in least.values),
+            only_tier=options.nvme_dir is None and options.host_budget is None,
         )
 
     def _least(self, graphs: Mapping[str, Schedule], states: Sequence[Value]) -> Smallest:
