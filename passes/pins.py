@@ -55,12 +55,15 @@ def idle_patterns(pins: Sequence[Pin], parameters: Collection[str]) -> tuple[str
 
 
 def names_near(pattern: str, parameters: Collection[str]) -> tuple[str, ...]:
-    """Return the names of ``parameters`` that ``pattern`` may have meant, or some as examples.
+    """Return the kinds and ``parameters`` that ``pattern`` may have meant, or some as examples.
 
     >>> names_near("heads.*", ["body.weight", "head.weight"])
     ('head.weight',)
+    >>> names_near("optimiser", ["body.weight", "head.weight"])
+    ('optimizer',)
     """
-    near = get_close_matches(pattern, parameters, NUM_NEAR, cutoff=0.5)
+    near = get_close_matches(pattern, KINDS, 1, cutoff=0.8)
+    near += get_close_matches(pattern, parameters, NUM_NEAR - len(near), cutoff=0.5)
     return tuple(near) or tuple(parameters)[:NUM_NEAR]
 
 

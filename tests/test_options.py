@@ -202,7 +202,10 @@ def test_place_keeps_its_order(tmp_path: Path) -> None:
         ({"optimizer": "disk"}, "pins 'optimizer' to 'disk'; the tiers are device, host, nvme"),
         ({"optimizer": None}, "pins 'optimizer' to None; the tiers are device, host, nvme"),
         ({"optimizer": ["nvme"]}, "pins 'optimizer' to ['nvme']; the tiers are"),
-        ({3: "device"}, "pins 3; write one of parameters, gradients, optimizer, or a pattern"),
+        (
+            {3: "device"},
+            "pins 3; write one of parameters, gradients, optimizer, activations, or a pattern",
+        ),
         ({" ": "device"}, "pins ' '; write one of"),
         ({"optimizer": "nvme"}, "needs nvme_dir; give nvme_dir, or pin it to another tier"),
         ({"optimizer": "host"}, "needs host_budget; give host_budget, or pin it to another tier"),

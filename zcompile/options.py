@@ -28,7 +28,7 @@ from zcompile.io_buffers import SetAside
 from zcompile.ir.schedule import PAGE_BYTES, Tier
 from zcompile.precision import Precision, StateType
 
-KINDS = ("parameters", "gradients", "optimizer")
+KINDS = ("parameters", "gradients", "optimizer", "activations")
 """What ``place`` can pin as a whole; every other key is a pattern of parameter names."""
 
 SKIP_VARIABLE = "ZINF_SKIP"
@@ -215,6 +215,10 @@ class Options:
 
         ZINF_SKIP gives ``skip`` and ZINF_IO gives ``io``.  Does not look at the disk.
         """
+        if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f'options={given!r}: write a dictionary, such as {{"device_budget": "2GB"}}'
+            )
         variables = {"skip": SKIP_VARIABLE, "io": IO_VARIABLE}
         defaults = {option: env[name] for option, name in variables.items() if name in env}
         return cls.read({**defaults, **(given or {})})
