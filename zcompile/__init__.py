@@ -25,6 +25,7 @@ __all__ = [
     "__version__",
     "clip_grad_norm_",
     "forecast",
+    "machines",
     "optim",
     "schedules",
     "stats",
@@ -42,8 +43,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "optim":
-        return import_module("zcompile.optim")
+    if name in {"machines", "optim"}:
+        return import_module(f"zcompile.{name}")
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
