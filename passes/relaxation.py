@@ -15,7 +15,7 @@ from zcompile.ir import Channel, Tier
 from zcompile.passes.constraints import formulate
 from zcompile.passes.cycle import Cycle
 from zcompile.passes.formulation import Formulation, Question
-from zcompile.passes.groups import at_edges, sampled
+from zcompile.passes.groups import MANY_KERNELS, at_edges, sampled
 from zcompile.passes.linear import Duals, Program, Solved, checked_bound, solve
 from zcompile.passes.placement import DoesNotFit
 
@@ -23,7 +23,7 @@ SAMPLES = 200
 """How many kernels the program looks at: more change the bound by less than a thousandth."""
 
 MAX_ROUNDS = 2
-"""How often kernels at which the answer breaks the budget are looked at too."""
+"""How often kernels at which the answer breaks the budget are looked at too, if they are few."""
 
 MAX_EDGES = 100
 """Of iterations of more graphs than half of this, beginnings and ends are not looked at."""
@@ -103,7 +103,7 @@ def relax(question: Question, count: int = SAMPLES) -> Relaxation:
     """
     form, answer = _solved(question, _affordable(question, count))
     residency = _filled(form, answer.columns)
-    for _ in range(MAX_ROUNDS):
+    for _ in range(MAX_ROUNDS if len(question.cycle.kernels) <= MANY_KERNELS else 0):
         known = tuple(sample.kernel for sample in form.samples)
         broken = _broken(question.cycle, residency, question.device_bytes)
         more = tuple(sorted({*known, *_spread(broken, count // 4)}))
