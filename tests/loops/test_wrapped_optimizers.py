@@ -23,8 +23,8 @@ class Wrapper(Optimizer):
         self.state = inner.state
 
     def step(self, closure: Any = None) -> Any:
-        result: Any = self.inner.step(closure)
-        return result
+        inner: Any = self.inner
+        return inner.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
