@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zcompile import optim
+    from zcompile import machines, optim
     from zcompile.clipping import clip_grad_norm_
     from zcompile.errors import BudgetError
     from zcompile.forecasting.forecast import forecast
