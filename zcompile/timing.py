@@ -68,8 +68,9 @@ def pipeline_of(options: Options) -> Pipeline:
     try:
         found = build_pipeline(options.pipeline, options.skip)
     except ValueError as error:
-        given = f"pipeline={options.pipeline!r}, skip={options.skip!r}"
-        raise ValueError(f"{given}: {error}") from None
+        given = [f"pipeline={options.pipeline!r}"] if options.pipeline is not None else []
+        given += [f"skip={options.skip!r}"] if options.skip else []
+        raise ValueError(f"{', '.join(given)}: {error}") from None
     if options.target is None and needs_times(found):
         raise ValueError(
             f"pipeline={options.pipeline!r}: deadline keeps time by a machine; give target"

@@ -10,7 +10,13 @@ from rich.table import Table
 
 from zcompile.demo.job import Job
 from zcompile.demo.loop import Iteration
-from zcompile.demo.summary import Comparison, Outcome, comparison_table, results_table
+from zcompile.demo.summary import (
+    PROCESS_PEAK,
+    Comparison,
+    Outcome,
+    comparison_table,
+    results_table,
+)
 from zcompile.report.stats import Stats
 from zcompile.runtime.ledger import Channel, Ledger, Snapshot
 
@@ -66,14 +72,14 @@ def test_memory_stands_beside_the_budget_and_what_would_be_needed() -> None:
     assert told["loss, first and last"] == "3.0000, 2.0000"
     assert told["parameters, gradients, Adam's states"] == "16.0 MiB"
     assert told["device budget"] == "512.0 MiB"
-    assert told["planned peak"] == "400.0 MiB"
-    assert told["measured peak"] == "400.0 MiB"
-    assert told["beside it, the compiler's own objects"] == "100.0 MiB"
+    assert told["peak on the device, as planned"] == "400.0 MiB"
+    assert told[PROCESS_PEAK] == "400.0 MiB"
+    assert told["the compiler's own objects"] == "100.0 MiB"
 
 
 def test_one_iteration_has_no_peak() -> None:
     told = rows(results_table(outcome(peak_bytes=None)))
-    assert "measured peak" not in told
+    assert PROCESS_PEAK not in told
 
 
 def test_equal_losses_are_called_so() -> None:

@@ -119,7 +119,11 @@ class Told:
     exposed_s: Sequence[float] = ()
 
     def life(self, name: str) -> Life:
-        """Return the life of the value called ``name``; ``ValueError`` if there is none."""
+        """Return the life of the value called ``name``; ``ValueError`` if there is none.
+
+        As in the text of a schedule the name may begin with ``%``.
+        """
+        name = name.removeprefix("%")
         own = {each.name: each for each in self.schedule.values}
         value = own.get(name) or self.placed.values.get(name)
         if value is None:
@@ -144,8 +148,9 @@ class Told:
 
 
 def _unknown(name: str, graph: str, known: Sequence[str]) -> str:
+    known = list(dict.fromkeys(known))  # a value of the graph has been placed as well
     near = get_close_matches(name, known, NUM_NEAR, cutoff=0.5)
-    few = list(known)[:NUM_NEAR]
+    few = known[:NUM_NEAR]
     remedy = f"did you mean {' or '.join(near)}?" if near else f"there is {', '.join(few)} ..."
     return f"{graph}: no value is called {name!r}; {remedy}"
 
