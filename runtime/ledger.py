@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Generator, Hashable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
 from types import MappingProxyType
@@ -70,6 +71,15 @@ class Ledger:
     def drop(self, tier: Tier, nbytes: int) -> None:
         """Count ``nbytes`` less as held on ``tier``; safe in a finalizer."""
         self._dropped.append((tier, nbytes))
+
+    @contextmanager
+    def holding(self, tier: Tier, nbytes: int) -> Generator[None, None, None]:
+        """Count ``nbytes`` more as held on ``tier`` for as long as this lasts."""
+        self.hold(tier, nbytes)
+        try:
+            yield
+        finally:
+            self.drop(tier, nbytes)
 
     def moved(self, channel: Channel, nbytes: int) -> None:
         """Count ``nbytes`` as copied over ``channel``."""

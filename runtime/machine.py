@@ -8,7 +8,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
-from zcompile.ir import Schedule, Tier, arena_peak_bytes, held_after_moves, page_aligned
+from zcompile.ir import (
+    PAGE_BYTES,
+    Schedule,
+    Tier,
+    arena_peak_bytes,
+    held_after_moves,
+    page_aligned,
+)
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.binding import Binding
 from zcompile.runtime.cpu import CpuExecutor, Landed
@@ -134,9 +141,9 @@ class Machine:
         by_slot = held_bytes is not None
         counted_bytes = page_aligned(nbytes) if held_bytes is None else held_bytes
         if nbytes == 0:
-            self._empty_if_idle()
+            self.keep_at_most(0)
         if nbytes == 0 or self._turn.is_mine():
-            with self._counted(counted_bytes):
+            with self.ledger.holding(Tier.DEVICE, counted_bytes):
                 yield Arena(nbytes, huge_pages=not by_slot)
             return
         with self._turn:
@@ -147,6 +154,18 @@ class Machine:
             finally:
                 if by_slot:
                     self._hold(0, 0)
+
+    def keep_at_most(self, nbytes: int) -> None:
+        """Give back what the arena holds beyond ``nbytes``, for work that needs none of it.
+
+        Nothing happens while it is lent.
+        """
+        if self._turn.take_if_free():
+            try:
+                kept_bytes = min(self._arena_bytes, nbytes // PAGE_BYTES * PAGE_BYTES)
+                self._hold(kept_bytes, kept_bytes)
+            finally:
+                self._turn.give()
 
     def shrink_arena(self) -> None:
         """Free the arena; the next lease makes it anew.  Waits for a lease to end."""
@@ -183,24 +202,9 @@ class Machine:
         self.ledger.hold(Tier.DEVICE, counted_bytes)
         self._arena_bytes = counted_bytes
 
-    def _empty_if_idle(self) -> None:
-        if self._turn.take_if_free():
-            try:
-                self._hold(0, 0)
-            finally:
-                self._turn.give()
-
     def _free(self) -> None:
         self._arena = None
         self._hold(0, 0)
-
-    @contextmanager
-    def _counted(self, nbytes: int) -> Generator[None, None, None]:
-        self.ledger.hold(Tier.DEVICE, nbytes)
-        try:
-            yield
-        finally:
-            self.ledger.drop(Tier.DEVICE, nbytes)
 
 
 class _Turn:

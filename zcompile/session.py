@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock
 from typing import Any
 
@@ -122,7 +121,7 @@ class Session:
             planned = self._prepared(graph, args)
         self.buckets.look(gradients_leave=planned.moves)
         if self._machine is None and not planned.moves:
-            with self._counted(planned.passing_bytes):
+            with self.ledger.holding(Tier.DEVICE, planned.passing_bytes):
                 return planned.module(None, args)  # type: ignore[no-any-return]
         return self._execute(graph, planned, args)
 
@@ -146,18 +145,10 @@ class Session:
         bindings = self._bindings(graph, schedule, args)
         with (
             machine.executing(schedule, bindings) as executor,
-            self._counted(planned.passing_bytes),
+            # What a graph holds besides homes, arena and I/O buffers.
+            self.ledger.holding(Tier.DEVICE, planned.passing_bytes),
         ):
             return planned.module(executor, args)  # type: ignore[no-any-return]
-
-    @contextmanager
-    def _counted(self, nbytes: int) -> Generator[None, None, None]:
-        """Count what a graph holds on the device besides homes, arena and I/O buffers."""
-        self.ledger.hold(Tier.DEVICE, nbytes)
-        try:
-            yield
-        finally:
-            self.ledger.drop(Tier.DEVICE, nbytes)
 
     def planned(self) -> tuple[Planned, ...]:
         """Return every graph that has run, with its plan."""

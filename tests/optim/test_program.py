@@ -74,6 +74,21 @@ def test_new_states_are_made_and_not_fetched() -> None:
     assert "offload %w:exp_avg -> nvme" in text
 
 
+def test_what_is_updated_in_place_has_to_fit_and_counts() -> None:
+    peaks: list[int] = []
+
+    def noting(schedule: Schedule, target: Target) -> Schedule:
+        made = passes(schedule, target)
+        peaks.append(peak_bytes(made, target))
+        return made
+
+    stays: dict[str, Tier] = dict.fromkeys(("param", "grad", "exp_avg"), Tier.DEVICE)
+    target = Target(device_budget=1 << 20, reserved_bytes=12_000)
+    program = plan((member("w", 1000, homes=stays),), noting, target)
+    assert program.in_place_bytes == program.working_bytes == 2 * 4000
+    assert peaks == [12_000 + 2 * 4000]
+
+
 def test_what_is_all_on_the_device_needs_no_schedule() -> None:
     stays: dict[str, Tier] = dict.fromkeys(("param", "grad", "exp_avg"), Tier.DEVICE)
     program = planned((member("w", 1000), member("b", 8, group=1, homes=stays)))

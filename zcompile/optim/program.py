@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from zcompile.ir import Compute, Kernel, Schedule, Target, Update, Value, footprint
+from zcompile.ir import (
+    Compute,
+    Kernel,
+    Schedule,
+    Target,
+    Update,
+    Value,
+    arena_peak_bytes,
+    peak_bytes,
+)
 from zcompile.optim.chunks import Bucket, Member, Part, Piece, Span, buckets
 
 Passes = Callable[[Schedule, Target], Schedule]
@@ -28,7 +37,9 @@ class Program:
 
     ``streamed`` buckets are the ``Update`` steps of ``schedule``, in its order; what the
     ``resident`` ones touch is all on the device, so they need no schedule.
-    ``passing_bytes`` is the most that is held on the device besides homes and arena.
+    ``passing_bytes`` is what streaming holds on the device besides homes and the arena at its
+    fullest, ``in_place_bytes`` what the kernels of resident buckets do.  ``working_bytes`` is
+    the most of everything but homes and I/O buffers.
     """
 
     members: tuple[Member, ...]
@@ -36,6 +47,8 @@ class Program:
     streamed: tuple[Bucket, ...]
     resident: tuple[Bucket, ...]
     passing_bytes: int
+    in_place_bytes: int
+    working_bytes: int
 
 
 def plan(members: tuple[Member, ...], passes: Passes, target: Target) -> Program:
@@ -46,15 +59,26 @@ def plan(members: tuple[Member, ...], passes: Passes, target: Target) -> Program
     made = buckets(members, window_bytes(target))
     streamed = tuple(bucket for bucket in made if _travels(bucket, members))
     schedule = Schedule("update", (), ())
+    # Nothing here takes more of the host tier: what rests there is changed in place.
+    own = replace(target, homes={}, host_budget=None, host_reserved_bytes=0)
     if streamed:
         homes = {value.name: value.home for value in _values(members, streamed)}
-        # Nothing here takes more of the host tier: what rests there is changed in place.
-        own = replace(target, homes=homes, host_budget=None, host_reserved_bytes=0)
-        schedule = passes(update_schedule(members, streamed), own)
+        schedule = passes(update_schedule(members, streamed), replace(own, homes=homes))
     resident = made[len(streamed) :]
-    in_calls = [_temporary_bytes(bucket, members) for bucket in resident]
-    passing_bytes = max((*footprint(schedule).ordinary, *in_calls), default=0)
-    return Program(members, schedule, streamed, resident, passing_bytes)
+    in_place_bytes = max((_temporary_bytes(bucket, members) for bucket in resident), default=0)
+    if in_place_bytes:
+        # There is nothing to move; but it has to fit as well, and counts in the planned peak.
+        passes(Schedule("update", (), (Compute("in_place", (), (), in_place_bytes),)), own)
+    streaming_bytes = peak_bytes(schedule, replace(own, reserved_bytes=0))
+    return Program(
+        members,
+        schedule,
+        streamed,
+        resident,
+        passing_bytes=streaming_bytes - arena_peak_bytes(schedule),
+        in_place_bytes=in_place_bytes,
+        working_bytes=max(streaming_bytes, in_place_bytes),
+    )
 
 
 @dataclass(slots=True)

@@ -68,14 +68,8 @@ class Update:
         """Update everything; the note above says what holds after a ``StorageError``."""
         for subject in self._subjects:
             subject.make_states(self._machine.homes)
-        passing_bytes = self._program.passing_bytes
-        self._machine.ledger.hold(Tier.DEVICE, passing_bytes)
-        try:
-            self._stream()
-            for bucket in self._program.resident:
-                self._kernel(bucket)({})
-        finally:
-            self._machine.ledger.drop(Tier.DEVICE, passing_bytes)
+        self._stream()
+        self._in_place()
         raise_versions(self._subjects)
 
     @torch.no_grad()
@@ -86,26 +80,38 @@ class Update:
         """
         assert not self._program.resident, "what is on the device would be changed at once"
         schedule, passing_bytes = self._program.schedule, self._program.passing_bytes
-        self._machine.ledger.hold(Tier.DEVICE, passing_bytes)
-        try:
-            with self._machine.executing_beside(schedule, self._bindings()) as executor:
-                self._carry_out(executor)
-                return executor.put_off()
-        finally:
-            self._machine.ledger.drop(Tier.DEVICE, passing_bytes)
+        with (
+            self._machine.executing_beside(schedule, self._bindings()) as executor,
+            self._machine.ledger.holding(Tier.DEVICE, passing_bytes),
+        ):
+            self._carry_out(executor)
+            return executor.put_off()
 
     def _stream(self) -> None:
         if not self._program.streamed:
             return
         # The allocator may keep what others have freed: the budget has no room for it.
         return_freed_memory()
-        with self._machine.executing(self._program.schedule, self._bindings()) as executor:
+        # In this order: until the arena is lent, it holds what the last graph needed of it.
+        with (
+            self._machine.executing(self._program.schedule, self._bindings()) as executor,
+            self._machine.ledger.holding(Tier.DEVICE, self._program.passing_bytes),
+        ):
             try:
                 self._carry_out(executor)
                 executor.commit()
             except Exception as error:
                 self._tell_changed(error)
                 raise
+
+    def _in_place(self) -> None:
+        """Update what is all on the device, beside as much of the arena as there is room for."""
+        in_place_bytes = self._program.in_place_bytes
+        if in_place_bytes:
+            self._machine.keep_at_most(self._program.working_bytes - in_place_bytes)
+        with self._machine.ledger.holding(Tier.DEVICE, in_place_bytes):
+            for bucket in self._program.resident:
+                self._kernel(bucket)({})
 
     def _carry_out(self, executor: UpdatingExecutor) -> None:
         kernels: dict[str, Kernel] = {}
