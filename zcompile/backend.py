@@ -23,6 +23,7 @@ from zcompile.bridge.sizes import UnknownSize
 from zcompile.collector import sparing_the_collector
 from zcompile.errors import BudgetError
 from zcompile.graphs import Graph
+from zcompile.ir import Role
 from zcompile.options import Options
 from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.machine import MakeExecutor
@@ -62,7 +63,8 @@ class Backend:
         before any parameter is touched.
         """
         owner = torch_private.compiled_object()
-        inputs = graph_inputs(module, pytree.tree_leaves(list(example_inputs)), owner)
+        leaves = pytree.tree_leaves(list(example_inputs))
+        inputs = graph_inputs(module, leaves, owner)
         parameters = parameter_names(inputs, owner)
         try:
             if unknown:
@@ -76,6 +78,9 @@ class Backend:
                 session.planner.check_pins(parameters)
         except ValueError as error:
             return _Refusal(error)
+        for at, each in inputs.items():
+            if each.role is Role.PARAMETER:
+                session.compiling.add(each.name, leaves[at])
         job = _Job(self, session, inputs, owned=owner is not None)
         try:
             compiled = job.run(module, example_inputs)

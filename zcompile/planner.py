@@ -12,7 +12,8 @@ the first iteration: until then every graph of a usual training step has come.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from zcompile.choosing import Choosing
@@ -55,6 +56,9 @@ from zcompile.timing import Timing, pipeline_of
 EXPECTED_STATES = ("exp_avg", "exp_avg_sq")
 """Until an optimizer has been seen, homes are kept for the states of Adam."""
 
+Foreseen = Callable[[], tuple[str, ...]]
+"""Names the states of optimizers that there are; asked only where those of Adam have no room."""
+
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
@@ -96,8 +100,9 @@ class GraphPlan:
 class Planner:
     """Captured schedules in, plans out; all is planned anew when a graph or state is new."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, foreseen_states: Foreseen = tuple) -> None:
         self._options = options
+        self._foreseen_states = foreseen_states
         self._timing = Timing(options)
         self._pipeline = pipeline_of(options)
         self._choosing = Choosing(self._timing, self._pipeline, options.place)
@@ -309,21 +314,20 @@ class Planner:
     def _choose(self, graphs: Mapping[str, Schedule]) -> tuple[Placement, Mapping[str, Plan]]:
         """Place all values; if states that are only expected have no room, without them.
 
-        Masters are certain.  Where times are known, the plans that were compared for it come
-        with the placement.
+        Certain are masters, and the states of optimizers that there are: a budget without room
+        for them is refused now, not in their first step.  Where times are known, the plans that
+        were compared for it come with the placement.
         """
-        states = self._state_values(graphs)
         self._check_host(graphs)
+        if not self._states:
+            with suppress(DoesNotFit):
+                return self._chosen(graphs, self._state_values(graphs))
+            self._states = self._foreseen_states()
+        certain = self._state_values(graphs, self._states)
         try:
-            return self._chosen(graphs, states)
+            return self._chosen(graphs, certain)
         except DoesNotFit as error:
-            if self._states:
-                raise self._budget_error(error, graphs, states) from None
-        masters = self._state_values(graphs, ())
-        try:
-            return self._chosen(graphs, masters)
-        except DoesNotFit as error:
-            raise self._budget_error(error, graphs, masters) from None
+            raise self._budget_error(error, graphs, certain) from None
 
     def _chosen(
         self, graphs: Mapping[str, Schedule], states: tuple[Value, ...]

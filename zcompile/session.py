@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -23,6 +24,7 @@ from zcompile.graphs import Graph, Planned
 from zcompile.hooks import weak_hook
 from zcompile.ir import Fetch, Offload, Schedule, Target, Tier
 from zcompile.leaving import Leaving
+from zcompile.optim.foreseen import foreseen_states
 from zcompile.optim.native import check_there
 from zcompile.optim.takeover import Takeover
 from zcompile.options import Options
@@ -73,7 +75,9 @@ class Session:
         """How files are read and written, and why not better."""
         self._make_executor = make_executor
         self._all_sessions = all_sessions
-        self.planner = Planner(options)
+        self.compiling = Registry()
+        """The parameters of graphs that are about to be planned, before any is managed."""
+        self.planner = Planner(options, partial(foreseen_states, self.compiling, options.precision))
         self.registry = Registry()
         self._gradients = GradientWatch(self)
         self.segments = SegmentCompiler()
@@ -116,6 +120,9 @@ class Session:
         self.leaving.ran()
         with self._lock:
             self._check_folder()
+            if graph.name not in self._fitting:
+                for name, parameter in graph.managed(args).items():
+                    self.compiling.add(name, parameter)
             self.announce([graph])
             self._fit(graph, args)
             planned = self._prepared(graph, args)

@@ -80,6 +80,7 @@ def check_peaks(make: Make, place: Mapping[str, str], swap_dir: Path) -> None:
         {},
         {"activations": "nvme"},
         {"activations": "host"},
+        {"optimizer": "device", "activations": "nvme"},
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ import pytest
 
 from tests.plan.small_models import linear, small
 from zcompile.errors import BudgetError
-from zcompile.ir import Kind, Operation, Schedule, arena_peak_bytes
+from zcompile.ir import Kind, Operation, Schedule, Tier, arena_peak_bytes
 from zcompile.machines import load_machine, render_machine
 from zcompile.options import Options
 from zcompile.planner import EXPECTED_STATES, Planner
@@ -50,6 +50,36 @@ def test_states_that_were_expected_change_nothing() -> None:
     assert all(a is b for a, b in zip(planner.plans(), plans, strict=True))
     planner.expect_states(["another"])
     assert planner.placement is not placement
+
+
+def with_optimizer(budget: int, states: tuple[str, ...]) -> Planner:
+    pins = (("optimizer", Tier.DEVICE),)
+    options = Options(device_budget=budget, host_budget=1 << 30, place=pins)
+    return Planner(options, lambda: states)
+
+
+def smallest_with(states: tuple[str, ...], budget: int = 1) -> int:
+    planner = with_optimizer(budget, states)
+    with pytest.raises(BudgetError) as error:
+        planner.announce(linear(MEGABYTE)[0])
+    assert not planner.plans()
+    return error.value.smallest_bytes
+
+
+@pytest.mark.parametrize("states", [(), ("momentum",), EXPECTED_STATES, ("a", "b", "c")])
+def test_a_smallest_budget_counts_the_states_of_an_optimizer_that_there_is(
+    states: tuple[str, ...],
+) -> None:
+    smallest_bytes = smallest_with(states)
+    assert smallest_bytes - smallest_with(()) >= len(states) * MEGABYTE // 2
+    if len(states) <= len(EXPECTED_STATES):
+        assert smallest_with(states, smallest_bytes - 1) == smallest_bytes
+    planner = with_optimizer(smallest_bytes, states)
+    planner.announce(linear(MEGABYTE)[0])
+    (before,) = planner.plans()
+    planner.expect_states(states)
+    assert planner.plans() == (before,) or len(states) > len(EXPECTED_STATES)
+    assert planner.peak_bytes <= smallest_bytes
 
 
 def test_a_vacated_arena_and_what_passes_come_to_the_peak() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,14 @@ from zcompile.runtime.sharers import outlive, tensors_within
 
 SMALL_FRACTION = 16
 """A state of less than 1/16 of its parameter, or of less than a page, stays where it is."""
+
+
+class Names(Protocol):
+    """What parameters are called."""
+
+    def name_of(self, parameter: Tensor) -> str | None:
+        """Return what ``parameter`` is called; ``None`` if it is none of those at hand."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +101,21 @@ def bring_home(optimizer: Optimizer, host: Host) -> Brought:
     return Brought(moved_bytes, staying_bytes)
 
 
-def optimizers_over(host: Host) -> list[Optimizer]:
-    """Return the optimizers of this process that hold managed parameters.
+def optimizers_over(names: Names) -> list[Optimizer]:
+    """Return the optimizers of this process that hold parameters with ``names``.
 
     Looks through everything that Python keeps track of: see ``sharers.tensors_within``.  A
     wrapper, such as accelerate's, is no optimizer of its own: the one within does the work.
     """
     everything = cast("list[object]", gc.get_objects())
     found = [cast("Optimizer", each) for each in everything if issubclass(type(each), Optimizer)]
-    return [each for each in found if takes_hooks(each) and holds_managed(each, host)]
+    return [each for each in found if takes_hooks(each) and holds_managed(each, names)]
 
 
-def holds_managed(optimizer: Optimizer, host: Host) -> bool:
-    """Say whether ``optimizer`` holds a parameter that ``host`` manages."""
+def holds_managed(optimizer: Optimizer, names: Names) -> bool:
+    """Say whether ``optimizer`` holds a parameter with one of ``names``."""
     groups: list[dict[str, list[Tensor]]] = getattr(optimizer, "param_groups", [])
-    return any(host.name_of(param) is not None for group in groups for param in group["params"])
+    return any(names.name_of(param) is not None for group in groups for param in group["params"])
 
 
 def _tensors_in(value: object) -> Iterator[Tensor]:
