@@ -102,7 +102,7 @@ class FuzzExecutor:
             ).wait()
         return replaced
 
-    def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:  # noqa: ARG002 (Executor)
+    def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:  # noqa: ARG002 (Executor has it)
         """Refuse: here every step is to be seen."""
         return False
 

@@ -74,7 +74,7 @@ class RecordingExecutor:
 
         return commit
 
-    def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:  # noqa: ARG002 (Executor)
+    def stream(self, kernels: Kernels, native: NativeUpdates) -> bool:  # noqa: ARG002 (Executor has it)
         """Refuse: here every step is to be seen."""
         return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import sympy  # pyright: ignore[reportMissingTypeStubs]
@@ -52,6 +52,21 @@ def guards_hold(sizes: Iterable[Size], bindings: Mapping[sympy.Symbol, int]) -> 
 def _environment(size: Size) -> Any:
     """Return the object that keeps what tracing has assumed of symbols."""
     return None if isinstance(size, int) else _inside(size).shape_env
+
+
+def evaluator(bindings: Mapping[sympy.Symbol, int]) -> Callable[[Size], int]:
+    """Return `evaluate` under ``bindings``, which works out each expression once."""
+    known: dict[object, int] = {}
+
+    def size_of(size: Size) -> int:
+        if isinstance(size, int):
+            return size
+        expression = _inside(size).expr
+        if expression not in known:
+            known[expression] = evaluate(size, bindings)
+        return known[expression]
+
+    return size_of
 
 
 def are_equal(one: Size, other: Size) -> bool:

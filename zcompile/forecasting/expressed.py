@@ -14,7 +14,7 @@ from torch import Tensor
 from zcompile.bridge.aliases import Size
 from zcompile.bridge.capture import Captured
 from zcompile.bridge.costs import SizeOf
-from zcompile.bridge.sizes import evaluate, hint, symbol_placeholders, symbols_of
+from zcompile.bridge.sizes import evaluator, hint, symbol_placeholders, symbols_of
 from zcompile.forecasting.polynomials import GRID, ZERO, Coefficients, interpolated, minus, plus
 from zcompile.ir import (
     MANAGED_ROLES,
@@ -247,14 +247,4 @@ def _length(graph: Captured, symbol: sp.Symbol) -> Size:
 
 def _size_of(symbols: Mapping[sp.Symbol, int], batch: int, sequence: int) -> SizeOf:
     values = {symbol: (batch, sequence)[which] for symbol, which in symbols.items()}
-    known: dict[object, int] = {}
-
-    def size_of(size: Size) -> int:
-        if isinstance(size, int):
-            return size
-        inside = cast("Any", size).node.expr
-        if inside not in known:
-            known[inside] = evaluate(size, values)
-        return known[inside]
-
-    return size_of
+    return evaluator(values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
 
 import sympy  # pyright: ignore[reportMissingTypeStubs]
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from zcompile.bridge.aliases import Size, tensors_of
-from zcompile.bridge.sizes import UnknownSize, evaluate, guards_hold, symbols_of
+from zcompile.bridge.sizes import UnknownSize, evaluator, guards_hold, symbols_of
 from zcompile.bridge.torch_private import NO_SYMBOL
 from zcompile.forecasting.answer import Batch
 from zcompile.forecasting.capturing import Request, Source, source_of
@@ -127,17 +126,7 @@ def _sizes(source: Source, size: int) -> Callable[[Size], int]:
     The batch is all that was left open, so each symbol stands for it.
     """
     _, symbols = _symbols(source, size)
-    known: dict[object, int] = {}
-
-    def size_of(nbytes: Size) -> int:
-        if isinstance(nbytes, int):
-            return nbytes
-        expression = cast("Any", nbytes).node.expr
-        if expression not in known:
-            known[expression] = evaluate(nbytes, symbols)
-        return known[expression]
-
-    return size_of
+    return evaluator(symbols)
 
 
 def _symbols(source: Source, size: int) -> tuple[list[Size], dict[sympy.Symbol, int]]:

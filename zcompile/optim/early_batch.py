@@ -35,7 +35,7 @@ class Batch:
         if update is not None and not self.dropped:
             try:
                 self.commit = update.make()
-            except Exception as error:
+            except Exception as error:  # kept: ``step()`` raises it, or makes the update again
                 self.error = error
         self.update = None
 
