@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from zcompile.ir import (
     KERNELS,
+    MANAGED_ROLES,
+    Kernel,
     Role,
     Schedule,
     Target,
@@ -15,6 +17,7 @@ from zcompile.ir import (
     footprint,
     held_at,
     kernel_name,
+    operands,
     peak_bytes,
 )
 from zcompile.passes.lean import lean_plan
@@ -31,7 +34,8 @@ class Smallest:
 
     ``step`` is the kernel at which most is held, by its number in the captured ``schedule``;
     ``kernel`` is its name.  ``values`` are the largest held there, the largest first, those
-    included that only rest there.
+    included that only rest there.  ``operands`` are the parameters, gradients and states that the
+    kernel reads and writes, the largest first: they say where in the model it is.
     """
 
     bytes: int
@@ -39,6 +43,7 @@ class Smallest:
     step: int
     kernel: str
     values: tuple[Value, ...]
+    operands: tuple[Value, ...] = ()
 
 
 def smallest_bytes(schedule: Schedule, target: Target) -> Smallest:
@@ -61,6 +66,7 @@ def smallest_bytes(schedule: Schedule, target: Target) -> Smallest:
         step=list(kernels).index(fullest),
         kernel=kernel_name(kernels[fullest]),
         values=_largest(held_at(plan, fullest)),
+        operands=_managed(plan, kernels[fullest]),
     )
 
 
@@ -103,6 +109,12 @@ def _needed(
     unseen = (each for each in values if each.name not in shown)
     resting = (each for each in unseen if homes[each.name] is Tier.DEVICE)
     return replace(found, values=_largest((*found.values, *resting)))
+
+
+def _managed(plan: Schedule, kernel: Kernel) -> tuple[Value, ...]:
+    touched = set(operands(kernel))
+    managed = (each for each in plan.values if each.role in MANAGED_ROLES)
+    return _largest(each for each in managed if each.name in touched)
 
 
 def _away(target: Target) -> Tier:

@@ -10,9 +10,9 @@ from torch import Tensor, fx, nn
 
 from zcompile.bridge.capture import Captured, gradient_name
 from zcompile.bridge.sizes import Bindings, SymbolReader, UnknownSize, evaluate, hint
+from zcompile.graph_plan import GraphPlan
 from zcompile.ir import Cost, Schedule, Target
 from zcompile.passes.base import Stage
-from zcompile.planner import GraphPlan
 
 
 class Graph:

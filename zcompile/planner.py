@@ -14,26 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zcompile.choosing import Choosing
 from zcompile.errors import BudgetError
+from zcompile.graph_plan import GraphPlan
 from zcompile.io_buffers import block_bytes
 from zcompile.ir import (
-    MANAGED_ROLES,
-    Compute,
     Cost,
     Role,
     Schedule,
     Target,
     Tier,
     Value,
-    arena_peak_bytes,
     peak_bytes,
 )
 from zcompile.options import Options
 from zcompile.passes.expected import LARGER_UPDATE_ROOM, UPDATE_ROOM
-from zcompile.passes.pins import idle_patterns, names_near
+from zcompile.passes.pins import idle_patterns
 from zcompile.passes.pipeline import (
     Plan,
     run_fastest,
@@ -43,7 +41,6 @@ from zcompile.passes.placement import (
     DoesNotFit,
     Placement,
     enlarged,
-    home_bytes,
     lasting_values,
     managed_values,
     parameter_of,
@@ -51,50 +48,17 @@ from zcompile.passes.placement import (
     target_for,
 )
 from zcompile.passes.smallest import Smallest, smallest_for_model
+from zcompile.refusals import check_host, no_match, no_room_at_home, no_room_on_device
 from zcompile.timing import Timing, pipeline_of
 
 EXPECTED_STATES = ("exp_avg", "exp_avg_sq")
 """Until an optimizer has been seen, homes are kept for the states of Adam."""
 
+MAX_UPDATES = 16
+"""How many planned updates can be looked at: more than most models have optimizers."""
+
 Foreseen = Callable[[], tuple[str, ...]]
 """Names the states of optimizers that there are; asked only where those of Adam have no room."""
-
-
-@dataclass(frozen=True, slots=True)
-class GraphPlan:
-    """One graph as planned: what was captured, for which target, and what came of it."""
-
-    captured: Schedule
-    target: Target
-    plan: Plan
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.plan.schedule
-
-    @property
-    def moves(self) -> bool:
-        """Whether anything moves: a graph without moves needs no executor."""
-        return any(not isinstance(step, Compute) for step in self.schedule.steps)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most device bytes at any step, reserved ones included."""
-        return peak_bytes(self.schedule, self.target)
-
-    @property
-    def passing_bytes(self) -> int:
-        """What is missing to the peak when homes, buffers and the arena at its fullest count.
-
-        With a static arena it is the most ordinary memory that the kernels take.
-        """
-        at_home = sum(
-            each.nbytes
-            for each in self.schedule.values
-            if each.role in MANAGED_ROLES and each.home is Tier.DEVICE
-        )
-        fixed = self.target.reserved_bytes + arena_peak_bytes(self.schedule) + at_home
-        return max(0, self.peak_bytes - fixed)
 
 
 class Planner:
@@ -111,6 +75,7 @@ class Planner:
         self._itemsizes: dict[str, int] = {}
         self._plans: dict[str, GraphPlan] = {}
         self._update_peak_bytes = 0
+        self._updates: dict[tuple[str, ...], GraphPlan] = {}
         self._pins_are_checked = False
         self.placement = Placement({})
 
@@ -120,7 +85,7 @@ class Planner:
         They are all that the model has; see Note [Pins that match nothing].
         """
         if idle := idle_patterns(self._options.place, parameters):
-            raise ValueError(self._no_match(idle[0], parameters))
+            raise ValueError(no_match(idle[0], parameters, self._options))
         self._pins_are_checked = True
 
     def doubts_about_pins(self) -> tuple[str, ...]:
@@ -132,7 +97,7 @@ class Planner:
             return ()
         known = [each.name for each in self.values if each.role is Role.PARAMETER]
         idle = idle_patterns(self._options.place, known)
-        return tuple(self._no_match(pattern, known) for pattern in idle)
+        return tuple(no_match(pattern, known, self._options) for pattern in idle)
 
     def announce(
         self,
@@ -222,7 +187,19 @@ class Planner:
         else:
             plan = run_fastest(self._timing.pipelines(self._pipeline), schedule, timed)
         self._update_peak_bytes = max(self._update_peak_bytes, peak_bytes(plan.schedule, target))
+        self._remember(GraphPlan(schedule, target, plan))
         return plan.schedule
+
+    def updates(self) -> tuple[GraphPlan, ...]:
+        """Return the latest plan of each update of other values, the oldest first."""
+        return tuple(self._updates.values())
+
+    def _remember(self, update: GraphPlan) -> None:
+        if names := tuple(each.name for each in update.captured.values):
+            self._updates.pop(names, None)
+            self._updates[names] = update
+            if len(self._updates) > MAX_UPDATES:
+                del self._updates[next(iter(self._updates))]
 
     @property
     def peak_bytes(self) -> int:
@@ -277,12 +254,6 @@ class Planner:
             for kind, state_bytes in precision.forecast(names, nbytes, self._itemsizes.get(param))
         )
 
-    def _no_match(self, pattern: str, parameters: Collection[str]) -> str:
-        place = {pin: str(tier) for pin, tier in self._options.place}
-        near = " or ".join(map(repr, names_near(pattern, parameters)))
-        remedy = f"write the name of a parameter, such as {near}" if near else "leave it out"
-        return f"place={place!r}: {pattern!r} matches no parameter; {remedy}"
-
     def _replan(self, graphs: Mapping[str, Schedule], states: Sequence[str]) -> None:
         before = self._states
         self._states = tuple(states)
@@ -318,7 +289,7 @@ class Planner:
         for them is refused now, not in their first step.  Where times are known, the plans that
         were compared for it come with the placement.
         """
-        self._check_host(graphs)
+        check_host(self._options, managed_values(self._all(graphs)))
         if not self._states:
             with suppress(DoesNotFit):
                 return self._chosen(graphs, self._state_values(graphs))
@@ -327,57 +298,20 @@ class Planner:
         try:
             return self._chosen(graphs, certain)
         except DoesNotFit as error:
-            raise self._budget_error(error, graphs, certain) from None
+            raise self._refusal(error, graphs, certain) from None
 
     def _chosen(
         self, graphs: Mapping[str, Schedule], states: tuple[Value, ...]
     ) -> tuple[Placement, Mapping[str, Plan]]:
         return self._choosing.of(graphs, self._update, states, self.io_target)
 
-    def _check_host(self, graphs: Mapping[str, Schedule]) -> None:
-        """Refuse a host tier that is the only one off the device and holds no large value."""
-        budget = self._options.host_budget
-        values = managed_values(self._all(graphs))
-        if budget is None or self._options.nvme_dir is not None or not values:
-            return
-        largest = max(values, key=lambda each: each.nbytes)
-        least_bytes = home_bytes(largest, Tier.HOST)
-        if least_bytes > budget:
-            raise BudgetError(
-                option="host_budget",
-                budget_bytes=budget,
-                smallest_bytes=least_bytes,
-                step="the home of the largest value",
-                values=((largest.name, largest.nbytes),),
-            )
-
-    def _budget_error(
+    def _refusal(
         self, error: DoesNotFit, graphs: Mapping[str, Schedule], states: Sequence[Value]
     ) -> ValueError:
-        options = self._options
-        if error.option == "nvme_dir":
-            return ValueError(f"place={dict(options.place)!r}: {error}; give nvme_dir")
-        if error.option == "host_budget":
-            budget = options.host_budget or 0
+        if error.option != "device_budget":
             values = managed_values(self._all(graphs), states)
-            return BudgetError(
-                option="host_budget",
-                budget_bytes=budget,
-                smallest_bytes=budget + error.missing_bytes,
-                step="the homes of what does not fit on the device",
-                values=tuple((each.name, each.nbytes) for each in values),
-            )
-        least = self._least(graphs, states)
-        assert options.device_budget is not None, "without a budget everything fits"
-        smallest_bytes = options.set_aside.budget_beside(least.bytes)
-        return BudgetError(
-            option="device_budget",
-            budget_bytes=options.device_budget,
-            smallest_bytes=smallest_bytes,
-            step=f"{least.schedule}: {least.kernel}",
-            values=tuple((each.name, each.nbytes) for each in least.values),
-            only_tier=options.nvme_dir is None and options.host_budget is None,
-        )
+            return no_room_at_home(error, self._options, values)
+        return no_room_on_device(self._options, self._least(graphs, states))
 
     def _least(self, graphs: Mapping[str, Schedule], states: Sequence[Value]) -> Smallest:
         """Return the least device budget for ``graphs`` besides the I/O buffers."""
@@ -393,8 +327,11 @@ class Planner:
     def has_room_for(self, schedules: Iterable[Schedule]) -> bool:
         """Whether ``schedules`` alone have a placement that keeps the budgets."""
         graphs = {each.name: each for each in schedules}
+        before = self._states
         try:
             self._choose(graphs)
         except BudgetError:
             return False
+        finally:
+            self._states = before
         return True
