@@ -24,6 +24,7 @@ from zcompile.graphs import Graph, Planned
 from zcompile.hooks import weak_hook
 from zcompile.ir import Fetch, Offload, Schedule, Target, Tier
 from zcompile.leaving import Leaving
+from zcompile.moving_in import MovingIn
 from zcompile.optim.foreseen import foreseen_states
 from zcompile.optim.native import check_there
 from zcompile.optim.takeover import Takeover
@@ -33,7 +34,6 @@ from zcompile.planner import Planner
 from zcompile.precision import Precision
 from zcompile.registry import Registry
 from zcompile.runtime import libc
-from zcompile.runtime.adoption import LeftAlone
 from zcompile.runtime.binding import Binding
 from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.extents import ExtentFile
@@ -43,7 +43,6 @@ from zcompile.runtime.gradient_facts import GradientFacts
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger, Snapshot
 from zcompile.runtime.machine import Machine, MakeExecutor
-from zcompile.runtime.sharers import outlive, tensors_within
 from zcompile.runtime.transfers import Transfers
 
 MAX_ITERATIONS = 1000
@@ -89,8 +88,7 @@ class Session:
         self.buckets = Buckets()
         self._settled: Placement | None = None
         self._resident_bytes = 0
-        self._left_alone: set[str] = set()
-        self._following: set[str] = set()
+        self._moving_in = MovingIn(self.registry)
         self._has_folder = False
         self._machine: Machine | None = None
         self._takeover: Takeover | None = None
@@ -195,7 +193,7 @@ class Session:
     def home_bytes(self, tensors: Iterable[Tensor] | None = None) -> int:
         """Return what ``tensors``, by default all parameters, weigh at home in files."""
         every = (each for _, each in self.registry) if tensors is None else tensors
-        return sum(each.nbytes for each in every if self._tier_of(each) is Tier.NVME)
+        return sum(each.nbytes for each in every if self.rests_in(each) is Tier.NVME)
 
     @property
     def machine(self) -> Machine:
@@ -321,8 +319,7 @@ class Session:
         placement = self.planner.placement
         managed = graph.managed(args)
         newcomers = [self.registry.add(name, parameter) for name, parameter in managed.items()]
-        if any(self._strays(each, placement.homes[name]) for name, each in managed.items()):
-            self._adopt(managed, placement)
+        if self._moving_in.bring(self, managed, placement.homes):
             if self._takeover is not None:
                 self._takeover.meet()
         elif any(newcomers) and not self.precision.plain:
@@ -337,50 +334,8 @@ class Session:
             self.ledger.hold(Tier.DEVICE, resident_bytes)
             self._resident_bytes = resident_bytes
 
-    def _strays(self, parameter: Tensor, wanted: Tier) -> bool:
-        name = self.registry.name_of(parameter)
-        if name in self._left_alone or name in self._following:
-            return False
-        return self._tier_of(parameter) is not wanted
-
-    def _adopt(self, managed: Mapping[str, Tensor], placement: Placement) -> None:
-        """Move parameters to their tiers, and with them whatever tensors share their memory.
-
-        Those over one storage all go where the first of them by name goes, though they may be
-        in different graphs: they stay tied, and a graph does not move what another has moved.
-        """
-        straying: dict[int, list[Tensor]] = {}
-        for name, each in managed.items():
-            if self._strays(each, placement.homes[name]):
-                straying.setdefault(each.untyped_storage().data_ptr(), []).append(each)
-        stretches = {at: each[0].untyped_storage().nbytes() for at, each in straying.items()}
-        moving: dict[Tier, list[tuple[str, Tensor]]] = {}
-        for at, sharers in tensors_within(stretches).items():
-            own = {id(each) for each in straying[at]}
-            tensors = [*straying[at], *(each for each in sharers if id(each) not in own)]
-            names = [self.registry.name_of(each) or "" for each in tensors]
-            first, *others = sorted(name for name in names if name in placement.homes)
-            self._following.update(others)
-            for name, each in zip(names, tensors, strict=True):
-                if not name:
-                    outlive(each)
-                label = name or f"a tensor over {first}"
-                moving.setdefault(placement.homes[first], []).append((label, each))
-        for tier, labelled in moving.items():
-            self._leave(self.machine.homes.adopt(labelled, tier, self.machine.transfers))
-
-    def _leave(self, left: Sequence[LeftAlone]) -> None:
-        """Remember what cannot be moved, and tell of it once."""
-        if left:
-            self._left_alone.update(each.label for each in left)
-            reasons = "; ".join(f"{each.label}: {each.reason}" for each in left)
-            warnings.warn(
-                f"{len(left)} parameters stay in ordinary memory, outside the budgets "
-                f"({reasons}); give each dense memory of its own to have it managed",
-                stacklevel=2,
-            )
-
-    def _tier_of(self, tensor: Tensor) -> Tier:
+    def rests_in(self, tensor: Tensor) -> Tier:
+        """Return the tier that ``tensor`` is on now."""
         place = self._machine.homes.find(tensor) if self._machine else None
         return place.home.tier if place else Tier.DEVICE
 
