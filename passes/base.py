@@ -37,9 +37,9 @@ class Pass(Protocol):
     def __call__(self, schedule: Schedule, target: Target) -> Schedule: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Stage:
-    """One pass as it ran: what went in and what came out."""
+    """One pass as it ran: what went in and what came out.  Printing it shows the difference."""
 
     name: str
     before: Schedule
@@ -56,6 +56,13 @@ class Stage:
             n=1,
         )
         return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.diff() or f"{self.name} changed nothing"
+
+    def __repr__(self) -> str:
+        before, after = len(self.before.steps), len(self.after.steps)
+        return f"<Stage {self.name}: {before} steps, then {after}>"
 
 
 def rules_given(facts: Collection[str]) -> frozenset[Rule]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import zcompile
 from tests.report.models import BUDGET_BYTES, INPUT, compiled, layers, train
-from zcompile.ir import Fetch, parse
+from zcompile.ir import Fetch, Update, parse
 from zcompile.passes.pipeline import parse_pipeline
 from zcompile.report.schedules import ScheduleReport
 
@@ -118,3 +118,21 @@ def test_another_backend_leaves_no_schedules() -> None:
     torch.compile(model, backend="eager")(torch.zeros(1, 2))
     with pytest.raises(ValueError, match='backend="zinf"'):
         zcompile.schedules(model)
+
+
+def test_the_plans_of_updates_follow_if_asked_for(ran: tuple[nn.Module, Any]) -> None:
+    graphs = zcompile.schedules(ran[1])
+    *same, update = zcompile.schedules(ran[1], updates=True)
+    assert tuple(same) == graphs
+    assert update.name == "update"
+    assert parse(update.text()) == update.schedule
+    assert any(isinstance(step, Update) for step in update.schedule.steps)
+    name = next(each.name for each in update.schedule.values)
+    assert update.explain(name).events
+    assert update.code == ""
+
+
+def test_a_stage_prints_what_it_changed(ran: tuple[nn.Module, Any]) -> None:
+    for stage in zcompile.schedules(ran[1])[0].stages:
+        assert str(stage) == (stage.diff() or f"{stage.name} changed nothing")
+        assert len(repr(stage)) < 100

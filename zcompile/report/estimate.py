@@ -12,6 +12,9 @@ from zcompile.report.units import clipped
 NUM_WAITS = 10
 """How many of the longest waits are listed."""
 
+SHORTEST_S = 5e-7
+"""Shorter waits are no waits: rounding makes them, and they would be shown as zero."""
+
 LINE_WIDTH = 100
 
 
@@ -37,7 +40,8 @@ class Estimate:
 
     def waits(self) -> tuple[tuple[int, StepTime], ...]:
         """Return the steps that wait, with their numbers, the longest wait first."""
-        waiting = [(at, s) for at, s in enumerate(self.simulated.steps) if s.exposed_s > 0]
+        steps = enumerate(self.simulated.steps)
+        waiting = [(at, step) for at, step in steps if step.exposed_s >= SHORTEST_S]
         return tuple(sorted(waiting, key=lambda each: (-each[1].exposed_s, each[0])))
 
     def __str__(self) -> str:

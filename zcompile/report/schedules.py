@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from zcompile.graphs import Planned
+from zcompile.graph_plan import GraphPlan
 from zcompile.ir import Cost, Hardware, Schedule, Target, render
 from zcompile.machines import load_machine
 from zcompile.passes.base import Stage
@@ -25,10 +25,10 @@ class ScheduleReport:
     """The plan of one graph, and how it came about.
 
     ``schedule`` is the plan as data and ``code`` the Python of the FX module that carries it
-    out.  ``stages`` holds the schedule before and after each pass of ``pipeline``, which
-    planned for ``target``.  ``costs`` says what each kernel costs for the shapes of the first
-    call.  ``rejected`` are plans that broke the budget, and ``placed`` says where everything
-    managed rests and why.  Printing a report shows an excerpt.
+    out, empty for an update, which needs none.  ``stages`` holds the schedule before and after
+    each pass of ``pipeline``, which planned for ``target``.  ``costs`` says what each kernel costs
+    for the shapes of the first call.  ``rejected`` are plans that broke the budget, and ``placed``
+    says where everything managed rests and why.  Printing a report shows an excerpt.
     """
 
     schedule: Schedule
@@ -112,8 +112,11 @@ class ScheduleReport:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def schedules(model: object) -> tuple[ScheduleReport, ...]:
+def schedules(model: object, *, updates: bool = False) -> tuple[ScheduleReport, ...]:
     """Return the plan of each graph of ``model``, in the order in which they were planned.
+
+    With ``updates`` the plans of optimizers' updates follow, each called ``update``: of those that
+    have copies to wait for, the latest, from the first step on.
 
     ``model`` is what ``torch.compile`` returned, or what was given to it: a module or a
     function.  Backward is captured lazily, so its plan is there after the first backward.
@@ -123,7 +126,12 @@ def schedules(model: object) -> tuple[ScheduleReport, ...]:
     """
     session = session_of(model)
     placed = _placed(session)
-    return tuple(_report(planned, placed) for planned in session.planned())
+    graphs = [
+        _report(each.plan, each.module.code, each.costs, placed) for each in session.planned()
+    ]
+    if updates:
+        graphs += [_report(each, "", {}, placed) for each in session.planner.updates()]
+    return tuple(graphs)
 
 
 def _placed(session: Session) -> Placed:
@@ -140,15 +148,17 @@ def _placed(session: Session) -> Placed:
     )
 
 
-def _report(planned: Planned, placed: Placed) -> ScheduleReport:
+def _report(
+    planned: GraphPlan, code: str, costs: Mapping[str, Cost], placed: Placed
+) -> ScheduleReport:
     return ScheduleReport(
         planned.schedule,
-        planned.stages,
-        planned.module.code,
-        planned.pipeline,
+        planned.plan.stages,
+        code,
+        planned.plan.pipeline,
         planned.target,
-        planned.costs,
-        planned.plan.plan.rejected,
+        costs,
+        planned.plan.rejected,
         placed,
     )
 

@@ -76,8 +76,10 @@ class Stats:
             yield f"{size} of parameters in no graph, in ordinary memory: {names}"
 
     def _table(self) -> Table:
-        table = Table(title=f"{len(self.iterations)} iterations", title_justify="left")
-        for heading in ("", "in all", "last iteration"):
+        number = len(self.iterations)
+        title = f"{number} iterations" if number else "no optimizer step so far"
+        table = Table(title=title, title_justify="left")
+        for heading in ("", "in all", *(["last iteration"] if number else [])):
             table.add_column(heading, justify="right" if heading else "left")
         columns = (self.total, *self.iterations[-1:])
         for channel in Channel:
