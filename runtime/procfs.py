@@ -63,6 +63,13 @@ def system_memory() -> SystemMemory:
     return SystemMemory(kib["MemTotal"] << 10, kib["MemAvailable"] << 10)
 
 
+def busy_seconds() -> float:
+    """Return how long the processors of the machine have worked, for whomever (``/proc/stat``)."""
+    _, user, nice, system, _idle, _iowait, irq, softirq, *_ = _first_line(Path("/proc/stat"))
+    ticks = sum(map(int, (user, nice, system, irq, softirq)))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def disk_traffic() -> DiskTraffic:
     """Read ``/proc/self/io``.  A write counts when its page is dirtied or written directly."""
     count = _fields(Path("/proc/self/io"))
@@ -120,6 +127,11 @@ class ProcessPages:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _first_line(file: Path) -> list[str]:
+    with file.open() as lines:
+        return lines.readline().split()
 
 
 def _fields(file: Path) -> dict[str, int]:

@@ -22,6 +22,8 @@ class Record:
     quick: bool
     measured: Measured
     hardware: Hardware
+    others_processors: float
+    """How many processors others kept busy meanwhile."""
 
     def as_json(self) -> dict[str, object]:
         """Return it as what JSON has; ``hardware`` is of the form of `zcompile.machines`."""
@@ -29,6 +31,7 @@ class Record:
             "zinf": __version__,
             "when": self.when.isoformat(timespec="seconds"),
             "quick": self.quick,
+            "others_processors": round(self.others_processors, 3),
             "figures": [asdict(each) for each in self.measured.figures],
             "hardware": json.loads(render_machine(self.hardware)),
         }

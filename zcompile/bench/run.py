@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from zcompile.bench.effort import QUICK, WHOLE, Effort
 from zcompile.bench.measure import Progress, measure
+from zcompile.bench.others import Meter, disturbed
 from zcompile.bench.record import Record
 from zcompile.bench.show import figures_table, progress_on
 from zcompile.bench.target import Place, hardware_of
@@ -19,7 +21,7 @@ from zcompile.machines.here import check_writable, here_path
 
 LIMITS = (
     "of limit: files beside four threads of direct I/O over huge pages, updates beside adding "
-    "the gradient in place to each of the other three tensors."
+    "the gradient in place to each of the other three tensors; more than 100% is chance."
 )
 
 
@@ -32,6 +34,8 @@ def run_bench(folder: Path, env: Mapping[str, str], *, quick: bool, as_json: boo
     with progress_on(Console(stderr=True)) as progress:
         record = measure_here(folder, QUICK if quick else WHOLE, progress, quick=quick)
     record.save(env)
+    if told := disturbed(record.others_processors, os.cpu_count() or 1):
+        Console(stderr=True).print(f"zinf: {told}", soft_wrap=True, style="yellow")
     if as_json:
         sys.stdout.write(json.dumps(record.as_json(), indent=2) + "\n")
         return
@@ -43,7 +47,8 @@ def run_bench(folder: Path, env: Mapping[str, str], *, quick: bool, as_json: boo
 
 def measure_here(folder: Path, effort: Effort, progress: Progress, *, quick: bool) -> Record:
     """Measure this machine and make its target."""
-    when = datetime.now(UTC)
+    when, before = datetime.now(UTC), Meter.now()
     place = Place.here(folder)
     measured = measure(folder, effort, progress)
-    return Record(when, quick, measured, hardware_of(measured, place, when))
+    others = Meter.now().others_since(before)
+    return Record(when, quick, measured, hardware_of(measured, place, when), others)
