@@ -83,7 +83,11 @@ def demo(
     ] = False,
     swap_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder for what does not fit; by default a temporary one here."),
+        typer.Option(
+            "--nvme-dir",
+            "--swap-dir",
+            help="Folder for what does not fit; by default a temporary one here.",
+        ),
     ] = None,
 ) -> None:
     """Fine-tune SmolLM2-135M, a real pretrained model, inside a memory budget.

@@ -195,14 +195,22 @@ class Options:
         return options
 
     @classmethod
-    def read(cls, given: Mapping[str, object] | None = None) -> Options:
-        """Do what `parse` does, but do not look at the disk."""
+    def read(
+        cls,
+        given: Mapping[str, object] | None = None,
+        written_as: Mapping[str, str] | None = None,
+    ) -> Options:
+        """Do what `parse` does, but do not look at the disk.
+
+        ``written_as`` gives the names by which errors call options that were not given by theirs.
+        """
         if isinstance(given, Mapping):
             given = {str(option): value for option, value in given.items()}
         try:
             return TypeAdapter(cls).validate_python({} if given is None else given)
         except ValidationError as error:
-            raise ValueError("\n".join(map(_explain, error.errors()))) from None
+            lines = [_explain(each, written_as or {}) for each in error.errors()]
+            raise ValueError("\n".join(lines)) from None
 
     def check_folder(self) -> None:
         """Raise ``ValueError`` if ``nvme_dir`` is given and cannot be used, as things are now."""
@@ -220,11 +228,17 @@ class Options:
                 f'options={given!r}: write a dictionary, such as {{"device_budget": "2GB"}}'
             )
         variables = {"skip": SKIP_VARIABLE, "io": IO_VARIABLE}
-        defaults = {option: env[name] for option, name in variables.items() if name in env}
-        return cls.read({**defaults, **(given or {})})
+        given = given or {}
+        set_there = {
+            option: name
+            for option, name in variables.items()
+            if name in env and option not in given
+        }
+        defaults = {option: env[name] for option, name in set_there.items()}
+        return cls.read({**defaults, **given}, set_there)
 
 
-def _explain(error: ErrorDetails) -> str:
+def _explain(error: ErrorDetails, written_as: Mapping[str, str]) -> str:
     """Say of one wrong option its name, its value, and what to do."""
     option = str(error["loc"][0]) if error["loc"] else "options"
     names = [field.name for field in fields(Options)]
@@ -232,9 +246,18 @@ def _explain(error: ErrorDetails) -> str:
         near = get_close_matches(option, names, n=1)
         remedy = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(names)}"
         return f"{option}={error['input']!r}: unknown option; {remedy}"
-    # Our own reasons arrive wrapped as "Value error, ..."; pydantic's are used as they are.
-    reason = error.get("ctx", {}).get("error", error["msg"])
-    return f"{option}={error['input']!r}: {reason}"
+    # Our own reasons arrive wrapped as "Value error, ..."; pydantic's say what should be.
+    reason = error.get("ctx", {}).get("error") or _reason(error["msg"])
+    name = written_as.get(option, option)
+    remedy = f"; or unset {name}" if name != option else ""
+    return f"{name}={error['input']!r}: {reason}{remedy}"
+
+
+def _reason(message: str) -> str:
+    """Return what pydantic says, in the words of our own reasons."""
+    if message == "Input should be a valid boolean":
+        return "must be True or False"
+    return message.replace("Input should be", "must be", 1)
 
 
 def _check_folder(folder: Path) -> None:

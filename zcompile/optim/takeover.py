@@ -187,8 +187,9 @@ class Takeover:
             told += " moved, unless they have no dense memory of their own"
         warnings.warn(
             f"{told}.  What is updated within the budget: dense parameters with a storage and "
-            "gradients of their own, by torch.optim.Adam, AdamW, SGD, Adagrad or RMSprop without "
-            "capturable or differentiable, in steps that begin after the model has been called",
+            "gradients of their own, by torch.optim.Adam, AdamW, SGD, Adagrad or RMSprop (these "
+            "classes, not subclasses of them) without capturable or differentiable, in steps that "
+            "begin after the model has been called",
             stacklevel=CALLER,
         )
 
