@@ -186,7 +186,7 @@ class _Job:
         self._inputs = inputs
         self._owned = owned
         self._number = backend.next_number()
-        self._forward: Captured | None = None
+        self._captured: dict[str, Captured] = {}
         self._saved: frozenset[str] = frozenset()
 
     @property
@@ -216,14 +216,14 @@ class _Job:
 
         Capturing changes a half in place, to one that does the same.  What comes back for
         compilation is AOTAutograd's: usually the forward half itself, and a copy of the
-        backward half, which is captured again.
+        backward half.  Where it is, it need not be captured again.
         """
         halves = partition(joint, joint_inputs, **given)
         forward = self._capture("forward", halves["forward"])
         self._saved = frozenset(forward.saved)
         backward = self._capture("backward", halves["backward"])
         self._session.announce([Graph(forward, None), Graph(backward, None)])
-        self._forward = forward
+        self._captured = {"forward": forward, "backward": backward}
         return halves["forward"], halves["backward"]
 
     def compile(self, kind: str, module: fx.GraphModule, _: Sequence[Any]) -> Runner:
@@ -235,7 +235,7 @@ class _Job:
         captured, session = self._capture(kind, module), self._session
         compiled = None
         if not captured.inline:
-            compiled = session.segments.compile(captured.segments, module)
+            compiled = session.segments.compile(captured.segments, captured.attributes)
         graph = Graph(captured, compiled)
         captured.forget_tracing()
         session.announce([graph])
@@ -243,8 +243,8 @@ class _Job:
         return Runner(self._backend, session, graph, backward=backward, owned=self._owned)
 
     def _capture(self, kind: str, module: fx.GraphModule) -> Captured:
-        known, self._forward = self._forward, None
-        if known is not None and kind == "forward" and known.is_still(module):
+        known = self._captured.pop(kind, None)
+        if known is not None and known.is_still(module):
             return known
         roles = roles_of(
             module.graph, self._inputs, leaving=self._name_of_saved, coming=self._name_of_moved

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor, fx, nn
 
 from tests.fx.graphs import Block, Stack, captured_graphs
+from zcompile.bridge.sameness import as_read
 from zcompile.bridge.sizes import hint
 from zcompile.ir import MANAGED_ROLES, Compute, Role, Schedule
 
@@ -143,11 +146,47 @@ def test_a_captured_graph_knows_whether_it_was_changed() -> None:
     module = captured.attributes
     assert isinstance(module, fx.GraphModule)
     assert captured.is_still(module)
-    assert not captured.is_still(copy.copy(module))
     first = next(node for node in module.graph.nodes if node.op == "call_function")
     args = first.args
     first.args = (*args[:-1], args[-1])
     assert not captured.is_still(module)
+
+
+def test_a_captured_graph_knows_a_copy_of_it() -> None:
+    captured = captured_graphs(Block(8), torch.ones(2, 8))["backward"]
+    module = captured.attributes
+    assert isinstance(module, fx.GraphModule)
+    assert captured.is_still(copy.deepcopy(module))
+
+
+@pytest.mark.parametrize("of", ["the copy", "the original"])
+@pytest.mark.parametrize("change", ["arguments", "target", "size"])
+def test_a_copy_of_a_changed_graph_is_none(of: str, change: str) -> None:
+    captured = captured_graphs(Block(8), torch.ones(2, 8))["backward"]
+    module = captured.attributes
+    assert isinstance(module, fx.GraphModule)
+    other = copy.deepcopy(module)
+    changed = other if of == "the copy" else module
+    node = next(each for each in changed.graph.nodes if len(each.args) == 2)
+    if change == "arguments":
+        node.args = (node.args[1], node.args[0])
+    elif change == "target":
+        node.target = torch.ops.aten.fmod.Tensor
+    else:
+        node.meta["val"] = node.meta["val"].clone()
+    assert not captured.is_still(other)
+
+
+def test_a_copy_with_attributes_is_captured_again() -> None:
+    captured = captured_graphs(Block(8), torch.ones(2, 8))["forward"]
+    module = captured.attributes
+    assert isinstance(module, fx.GraphModule)
+    other = copy.deepcopy(module)
+    for each in (module, other):
+        each.register_buffer("late", torch.zeros(1))
+        with each.graph.inserting_before(next(iter(each.graph.nodes))):
+            each.graph.get_attr("late")
+    assert not replace(captured, read=as_read(module.graph)).is_still(other)
 
 
 def test_a_node_more_is_a_change() -> None:

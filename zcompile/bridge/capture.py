@@ -17,6 +17,7 @@ from zcompile.bridge.advance import advance
 from zcompile.bridge.aliases import Aliases, Size, Storage, tensors_of
 from zcompile.bridge.costs import SizeOf, segment_cost
 from zcompile.bridge.relayout import lay_out
+from zcompile.bridge.sameness import NodeAsRead, as_read, is_copy, is_unchanged
 from zcompile.bridge.segments import LARGE_FRACTION, Segment, Totals, cut, epilogue, totals_of
 from zcompile.bridge.sizes import are_equal, hint, is_known
 from zcompile.bridge.transients import held_bytes, transient_bytes
@@ -26,9 +27,6 @@ from zcompile.runtime.binding import Layout
 
 LEAST_SAVED_BYTES = 4 * PAGE_BYTES
 """What is saved for backward and smaller than this stays on the device."""
-
-NodeAsRead = tuple[fx.Node, tuple[object, ...], Mapping[str, object]]
-"""A node, and its arguments when it was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +86,13 @@ class Captured:
     read: Sequence[NodeAsRead]
 
     def is_still(self, module: fx.GraphModule) -> bool:
-        """Whether ``module`` is what was captured, and nobody has changed its graph since.
+        """Whether ``module`` is what was captured, or a copy of it; and nobody has changed it.
 
-        Nodes replace their arguments as a whole, so comparing them by identity is enough.
+        Then it need not be captured again.
         """
-        return (
-            module is self.attributes
-            and len(module.graph.nodes) == len(self.read)
-            and all(
-                node is known and node.args is args and node.kwargs is kwargs
-                for node, (known, args, kwargs) in zip(module.graph.nodes, self.read, strict=True)
-            )
-        )
+        if module is self.attributes:
+            return is_unchanged(self.read, module.graph)
+        return is_copy(self.read, module.graph)
 
     def schedule(self, size_of: SizeOf) -> Schedule:
         """Return the schedule with nothing moved, for the shapes that ``size_of`` knows."""
@@ -256,7 +249,7 @@ def capture(
         saved=saved,
         costs={each.name: segment_cost(each, aliases, fused=not inline) for each in segments},
         totals=replace(totals_of(aliases, roles.managed, made), saved_bytes=saved_bytes),
-        read=[(node, node.args, node.kwargs) for node in graph.nodes],
+        read=as_read(graph),
     )
 
 
