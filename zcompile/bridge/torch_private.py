@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._functorch.config as functorch_config
@@ -63,6 +64,7 @@ __all__ = [
     "is_random",
     "is_saved_activation",
     "is_sole_owner",
+    "isolated",
     "lazy_modules",
     "leaves_operands",
     "mark_dynamic",
@@ -82,6 +84,15 @@ NO_SYMBOL = (TorchDynamoException, ConstraintViolationError)
 def active_ddp() -> nn.Module | None:
     """Return the ``DistributedDataParallel`` that is running its module's forward now."""
     return DistributedDataParallel._active_ddp_module  # pyright: ignore[reportPrivateUsage]
+
+
+def isolated() -> dict[str, bool]:
+    """Return what makes a call of ``torch.compile`` count recompilations by itself.
+
+    From torch 2.12 or 2.13 on; before, what it compiles counts with all else of the same code.
+    """
+    known = inspect.signature(cast("Callable[..., Any]", torch.compile)).parameters
+    return {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from zcompile.bridge.roles import (
     saved_name,
 )
 from zcompile.bridge.segments import Totals
-from zcompile.bridge.torch_private import mark_dynamic
+from zcompile.bridge.torch_private import isolated, mark_dynamic
 from zcompile.collector import sparing_the_collector
 from zcompile.forecasting.fakes import Fakes, empty_like
 
@@ -171,7 +171,8 @@ def trace(
     # A code object of our own: what Dynamo makes of it does not count for the user's model.
     call = types.FunctionType(_call.__code__.replace(), {"__builtins__": builtins})
     # Static but for the axes that are marked, whatever lengths Dynamo has met before.
-    compiled = torch.compile(call, backend=recorder, dynamic=False)
+    more: dict[str, Any] = {**isolated()}
+    compiled: Any = torch.compile(call, backend=recorder, dynamic=False, **more)
     with fakes.mode, sparing_the_collector():
         _backward(compiled(made, positional, named))
     return Trace(tuple(recorder.graphs.values()), tuple(recorder.parameters))
