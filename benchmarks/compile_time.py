@@ -1,13 +1,13 @@
 """Measure what a cold compile takes: the first forward and backward, every cache empty.
 
-    python benchmarks/compile_time.py --layers 24 48 96
+    python benchmarks/compile_time.py --layers 24 96 --rounds 3
     python benchmarks/compile_time.py --layers 48 --plain
 
 Each run is a process of its own with an empty cache folder, and Inductor compiles in it instead
 of in workers.  The time of processors (its own and that of the C++ compilers it starts) says more
 than the clock where others use the machine as well.  Tracing ends when AOTAutograd hands over the
-joint graph; all that comes after it, Dynamo's guards and the run itself included, is "after".
-Imports are outside.
+joint graph; all that comes after it, Dynamo's guards included, is "after".  The same iteration once
+more, when nothing has to be compiled, is taken off it.  Imports are outside.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -59,6 +60,8 @@ class Cold:
 
     tracing: Moment
     after: Moment
+    later: Moment
+    """What the same iteration takes when all is compiled; ``after`` is without it."""
 
     @property
     def processor(self) -> float:
@@ -69,7 +72,7 @@ class Cold:
         return (
             f"{self.processor:7.1f} s on processors: {self.tracing.processor:5.1f} s tracing, "
             f"{self.after.processor:5.1f} s after it ({self.tracing.clock + self.after.clock:.1f} "
-            "s by the clock)"
+            f"s by the clock), without {self.later.processor:.1f} s of running"
         )
 
 
@@ -96,7 +99,11 @@ def compile_cold(backend: str, layers: int, width: int, swap_dir: str) -> Cold:
     with functorch.patch(joint_custom_pass=note):
         call(*inputs).backward()
     end = Moment.now()
-    return Cold(traced[0] - start, end - traced[0])
+    model.zero_grad()
+    again = Moment.now()
+    call(*inputs).backward()
+    later = Moment.now() - again
+    return Cold(traced[0] - start, end - traced[0] - later, later)
 
 
 def in_own_process(backend: str, layers: int, width: int) -> Cold:
@@ -113,7 +120,7 @@ def in_own_process(backend: str, layers: int, width: int) -> Cold:
             command, check=True, stdout=subprocess.PIPE, text=True, env=environment
         )
     found = json.loads(done.stdout.splitlines()[-1])
-    return Cold(Moment(**found["tracing"]), Moment(**found["after"]))
+    return Cold(**{part: Moment(**seconds) for part, seconds in found.items()})
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
@@ -123,6 +130,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--layers", type=int, nargs="+", default=[24, 48, 96])
     parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=1, help="of which medians are compared")
     parser.add_argument("--plain", action="store_true", help="also torch.compile's default")
     return parser.parse_args(given)
 
@@ -135,16 +143,26 @@ def main(given: Sequence[str]) -> None:
         print(json.dumps(asdict(cold)))
         return
     asked = parse(given)
-    found: dict[tuple[str, int], Cold] = {}
-    for layers in asked.layers:
-        for backend in BACKENDS if asked.plain else BACKENDS[:1]:
-            cold = found[backend, layers] = in_own_process(backend, layers, asked.width)
-            print(f"{backend:<9}{layers:4} layers {cold}", flush=True)
-        if asked.plain:
-            ratio = found["zinf", layers].processor / found["inductor", layers].processor
+    found: dict[tuple[str, int], list[Cold]] = {}
+    for _ in range(asked.rounds):
+        for layers in asked.layers:
+            for backend in BACKENDS if asked.plain else BACKENDS[:1]:
+                cold = in_own_process(backend, layers, asked.width)
+                found.setdefault((backend, layers), []).append(cold)
+                print(f"{backend:<9}{layers:4} layers {cold}", flush=True)
+    compared(found, asked)
+
+
+def compared(found: Mapping[tuple[str, int], Sequence[Cold]], asked: argparse.Namespace) -> None:
+    """Print ratios of medians: to the other backend, and of the deepest model to the flattest."""
+    whole = {of: median(each.processor for each in colds) for of, colds in found.items()}
+    after = {of: median(each.after.processor for each in colds) for of, colds in found.items()}
+    if asked.plain:
+        for layers in asked.layers:
+            ratio = whole["zinf", layers] / whole["inductor", layers]
             print(f"zinf takes {ratio:.2f} times what inductor takes with {layers} layers")
     least, most = min(asked.layers), max(asked.layers)
-    growth = found["zinf", most].after.processor / found["zinf", least].after.processor
+    growth = after["zinf", most] / after["zinf", least]
     print(f"after tracing, {most} layers take {growth:.2f} times what {least} take")
 
 
