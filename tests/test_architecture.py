@@ -19,7 +19,7 @@ STDLIB_ONLY = frozenset[str]()
 
 BELOW_SESSION = {
     *("ir", "errors", "precision", "options", "passes", "runtime", "machines", "timing"),
-    *("io_buffers", "choosing", "planner"),
+    *("io_buffers", "choosing", "graph_plan", "refusals", "planner", "moving_in"),
     *("registry", "bridge", "graphs", "buckets", "collector"),
     *("hooks", "gradients", "optim", "leaving"),
 }
@@ -38,10 +38,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "machines": {"ir"},
     "timing": {"ir", "options", "passes", "machines"},
     "choosing": {"ir", "passes", "timing"},
-    "planner": {"ir", "errors", "options", "passes", "timing", "choosing", "io_buffers"},
+    "graph_plan": {"ir", "passes"},
+    "refusals": {"ir", "errors", "options", "passes"},
+    "planner": {
+        *("ir", "errors", "options", "passes", "timing", "choosing", "io_buffers"),
+        *("graph_plan", "refusals"),
+    },
     "registry": set(),
+    "moving_in": {"ir", "registry", "runtime"},
     "bridge": {"ir", "runtime"},
-    "graphs": {"ir", "passes", "bridge", "planner"},
+    "graphs": {"ir", "passes", "bridge", "graph_plan"},
     "buckets": {"errors", "bridge"},
     "collector": set(),
     "hooks": set(),
