@@ -29,7 +29,7 @@ from bar import Bar, ratios
 from peers import async_io, cpu_adam
 from setting import timed, transfers_in
 
-from zcompile.bench.direct_loop import direct_loop
+from zcompile.bench.direct_loop import blocks_of, direct_loop
 from zcompile.runtime.arena import Arena
 from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.file_io import FileIO
@@ -70,10 +70,8 @@ class Bench:
     def loop(self, direction: str) -> tuple[float, float]:
         """Return the same of threads that each move every fourth block."""
         lease = self.file.lease(self.nbytes, "benchmark")
-        fd = self.file.direct_fd
-        assert fd is not None, "the file system refuses O_DIRECT"
-        place = (fd, lease.offset, self.memory.address, self.nbytes)
-        return timed(lambda: direct_loop(*place, write=direction == "write"))
+        blocks = list(blocks_of(lease, self.memory.address))
+        return timed(lambda: direct_loop(blocks, write=direction == "write"))
 
 
 def fio(

@@ -126,7 +126,7 @@ def main() -> None:
     offloaded = side_of(models[1], {"compute": asked.compute, **tight}, clips[1])
     batches = cycle(pretrained.read_batches(weights, job))
     found: dict[str, list[float]] = {"resident": [], "offloaded": [], "bytes": []}
-    with rigged(asked.folder, WHOLE) as rig:
+    with rigged([asked.folder], WHOLE) as rig:
         for number in range(-WARM_UP, asked.rounds):
             batch = next(batches)
             sides = {"resident": resident, "offloaded": offloaded}

@@ -14,6 +14,9 @@ from enum import Enum, auto
 
 from zcompile.ir import PAGE_BYTES, page_aligned
 
+SUM_BYTES = 4
+"""The size of the sum of one page."""
+
 
 class Route(Enum):
     """The way that the bytes of a block take between memory and file."""
@@ -25,7 +28,7 @@ class Route(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """``nbytes`` of the tensor ``label`` between file ``offset`` and memory ``address``.
+    """``nbytes`` of the tensor ``label`` between ``offset`` of a file and memory ``address``.
 
     Unless the route is buffered, whole pages travel: the file, and for a direct block the
     memory too, has room up to the end of the page that holds the last byte.
@@ -36,14 +39,18 @@ class Block:
     nbytes: int
     route: Route
     label: str
+    file: int = 0
+    sums: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where ``nbytes`` of the tensor ``label`` lie in a file and in memory.
+    """Where ``nbytes`` of the tensor ``label`` lie in the space of extents, or in one of its files.
 
     ``memory_room`` and ``file_room`` count the bytes, ``nbytes`` included, that may be
-    touched from ``address`` and from ``offset`` on without harm to other data.
+    touched from ``address`` and from ``offset`` on without harm to other data.  ``file`` is the
+    number of the file once the span has been placed in one.  ``sums`` is the address of the
+    sums of its pages, 0 for none.
     """
 
     offset: int
@@ -52,6 +59,30 @@ class Span:
     memory_room: int
     file_room: int
     label: str
+    file: int = 0
+    sums: int = 0
+
+    def part(self, start: int, nbytes: int, file: int, offset: int) -> Span:
+        """Return ``nbytes`` from byte ``start`` of it on, which lie at ``offset`` of ``file``.
+
+        Parts end at pages, or with the span.
+        """
+        ends = start + nbytes == self.nbytes
+        return Span(
+            offset,
+            self.address + start,
+            nbytes,
+            self.memory_room - start if ends else nbytes,
+            self.file_room - start if ends else nbytes,
+            self.label,
+            file,
+            self.sums_from(start),
+        )
+
+    def sums_from(self, start: int) -> int:
+        """Return the address of the sums from the page on that holds byte ``start`` of it."""
+        pages = (self.offset + start) // PAGE_BYTES - self.offset // PAGE_BYTES
+        return self.sums + SUM_BYTES * pages if self.sums else 0
 
 
 def split(span: Span, block_bytes: int) -> Iterator[Block]:
@@ -95,4 +126,12 @@ def _tail_route(span: Span, in_memory: Route) -> Route:
 def _cut(span: Span, start: int, nbytes: int, route: Route, limit: int) -> Iterator[Block]:
     for at, length in cut(nbytes, limit):
         place = start + at
-        yield Block(span.offset + place, span.address + place, length, route, span.label)
+        yield Block(
+            span.offset + place,
+            span.address + place,
+            length,
+            route,
+            span.label,
+            span.file,
+            span.sums_from(place),
+        )

@@ -157,7 +157,7 @@ class CpuExecutor:
             return False
         if not can_translate(self._schedule):
             return False
-        translator = Translator(self._schedule, self, native.calls)
+        translator = Translator(self._schedule, self, native.calls, carrier.placed)
         carry_out(translator, carrier, self._ledger, kernels, native)
         return True
 

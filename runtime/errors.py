@@ -12,8 +12,13 @@ _REMEDIES = {
     errno.EIO: "the device reports a fault: check its health, or set the option nvme_dir elsewhere",
     errno.ENOENT: "the run's folder vanished: nothing may remove it while the process lives",
     errno.ENOMEM: "raise the system setting vm.max_map_count, or keep fewer tensors in files",
+    errno.EBADMSG: "the device, its memory or what lies between altered them: check their health, "
+    "go on from a checkpoint, and set the option nvme_dir elsewhere",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
+
+
+_CAUSES = {errno.EBADMSG: "these are not the bytes that were written there"}
 
 
 class StorageError(OSError):
@@ -37,9 +42,8 @@ class StorageError(OSError):
         """
         name = errno.errorcode.get(code, str(code))
         remedy = _REMEDIES.get(code)
-        text = (
-            f"cannot {action} {label}: {nbytes} B at offset {offset}: {os.strerror(code)} ({name})"
-        )
+        cause = _CAUSES.get(code) or os.strerror(code)
+        text = f"cannot {action} {label}: {nbytes} B at offset {offset}: {cause} ({name})"
         error = cls(code, f"{text}; {remedy}" if remedy else text, str(file))
         error.offset, error.nbytes, error.label = offset, nbytes, label
         return error

@@ -1,29 +1,29 @@
-"""The file of a run, and leases on aligned pieces of it (extents)."""
+"""The file of a run, or several striped as one, and leases on aligned pieces of it (extents)."""
 
 from __future__ import annotations
 
-import errno
-import json
+import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from threading import Lock
 
 from zcompile.ir import PAGE_BYTES, page_aligned
-from zcompile.runtime.errors import StorageError
-from zcompile.runtime.folder import EXTENTS_NAME, RunFolder
+from zcompile.runtime import libc
+from zcompile.runtime.backing import FULL, BackingFile
+from zcompile.runtime.blocks import Span
+from zcompile.runtime.folder import RunFolder
 from zcompile.runtime.freelist import FreeList
+from zcompile.runtime.page_sums import SumTable, seen_ranges
+from zcompile.runtime.stripes import STRIPE_BYTES, Piece, Stripes, share_of
 
 SLAB_BYTES = 64 << 20
 """The file grows by at least this much, so that growing is rare."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
 
 class Lease:
-    """The right to one extent: ``nbytes`` at ``offset`` of ``file``.
+    """The right to one extent: ``nbytes`` at ``offset`` of the space that ``file`` is.
 
     ``capacity`` is the size in whole pages, at least one.  The extent is leased for as
     long as anybody holds this object, or until ``release``, whichever ends first.
@@ -38,6 +38,20 @@ class Lease:
         self.capacity = page_count_bytes(nbytes)
         self.label = label
         self._serial = serial
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield where its pages lie, in order."""
+        return self.file.stripes.pieces(self.offset, self.capacity)
+
+    def untouched(self) -> bool:
+        """Say whether nobody has had it in the page cache since it was written, for certain.
+
+        Raises ``OSError`` where the kernel cannot tell.
+        """
+        files = self.file.files
+        return not any(
+            libc.pages_seen(files[each.file].fd, each.offset, each.nbytes) for each in self.pieces()
+        )
 
     def release(self) -> None:
         """Give the extent back; again is harmless.  Takes no lock: finalizers may call it."""
@@ -56,35 +70,60 @@ def page_count_bytes(nbytes: int) -> int:
 
 
 class ExtentFile:
-    """One file per run, never sparse, cut into extents that are leased and reused.
+    """One space per run, cut into extents that are leased and reused.
 
-    The first page is a header in JSON; extents follow.  ``fd`` goes through the page
-    cache; ``direct_fd`` bypasses it, or is ``None`` where the file system refuses, for
-    the reason in ``direct_refusal``.
+    It lies in a file, never sparse, in each of ``folders``; several are striped as one, each as far
+    as its disk has room.  ``sums`` keeps a sum of every page that is written past the page cache.
     """
 
-    def __init__(self, folder: RunFolder, slab_bytes: int = SLAB_BYTES) -> None:
-        self.folder = folder
-        self.path: Path = folder.path / EXTENTS_NAME
-        self.direct_refusal: str | None = None
+    def __init__(
+        self,
+        folders: RunFolder | Sequence[RunFolder],
+        slab_bytes: int = SLAB_BYTES,
+        *,
+        stripe_bytes: int = STRIPE_BYTES,
+        sums: bool = False,
+    ) -> None:
+        folders = (folders,) if isinstance(folders, RunFolder) else folders
         self._slab_bytes = page_aligned(slab_bytes)
+        self._stripe_bytes = stripe_bytes
         self._pid = os.getpid()
         self._lock = Lock()
         self._free = FreeList()
-        self._end = PAGE_BYTES
         self._leased: dict[int, tuple[int, int]] = {}
         self._serial = 0
         self._given_back: deque[int] = deque()
-        self.fd = self._create()
-        self.direct_fd = self._open_direct()
-        fds = [fd for fd in (self.fd, self.direct_fd) if fd is not None]
+        self._full: set[int] = set()
+        self.stripes = Stripes(PAGE_BYTES)
+        """Which bytes of the space lie where."""
+        self.sums = SumTable() if sums else None
+        """The sums of its pages, if any are kept."""
+        opened: list[BackingFile] = []
+        try:
+            opened += (BackingFile(folder) for folder in folders)
+        except BaseException:
+            _close_all([fd for each in opened for fd in each.descriptors()])
+            raise
+        self.files: tuple[BackingFile, ...] = tuple(opened)
+        """What the space lies in."""
+        fds = [fd for each in opened for fd in each.descriptors()]
         self._closing = weakref.finalize(self, _close_all, fds)
         self._closing.atexit = False  # threads may be writing still
 
     @property
     def size_bytes(self) -> int:
-        """The size of the file, header included."""
-        return self._end
+        """The size of all files, headers included."""
+        return sum(each.end for each in self.files)
+
+    @property
+    def direct_refusal(self) -> str | None:
+        """Why a file is not read and written directly; ``None`` if all are."""
+        refusals = (
+            each.direct_refusal if len(self.files) == 1 else f"{each.path}: {each.direct_refusal}"
+            for each in self.files
+            if each.direct_refusal
+        )
+        return next(refusals, None)
 
     @property
     def leased_bytes(self) -> int:
@@ -94,11 +133,11 @@ class ExtentFile:
             return sum(capacity for _, capacity in self._leased.values())
 
     def lease(self, nbytes: int, label: str) -> Lease:
-        """Lease a free extent for ``nbytes`` of the tensor ``label``, growing the file if need be.
+        """Lease a free extent for ``nbytes`` of the tensor ``label``, growing the files if need be.
 
-        What the extent holds is undefined.  Raises ``StorageError`` when the disk is full
-        or the file has vanished, and ``RuntimeError`` in a forked child: its parent leases
-        from the same file.
+        What the extent holds is undefined.  Raises ``StorageError`` when the disks are full
+        or a file has vanished, and ``RuntimeError`` in a forked child: its parent leases
+        from the same files.
         """
         (lease,) = self.lease_row([(nbytes, label)])
         return lease
@@ -106,8 +145,8 @@ class ExtentFile:
     def lease_row(self, wanted: Sequence[tuple[int, str]]) -> list[Lease]:
         """Lease an extent for each of ``wanted``, bytes and label, as ``lease`` does.
 
-        They lie side by side, in this order, if there is a free range for all of them; the file
-        is not made larger for that.
+        They lie side by side, in this order, if there is a free range for all of them; the files
+        are not made larger for that.
         """
         if os.getpid() != self._pid:
             raise RuntimeError(
@@ -135,11 +174,54 @@ class ExtentFile:
         """End the lease ``serial`` as soon as the next one is asked for; takes no lock."""
         self._given_back.append(serial)
 
+    def placed(self, span: Span) -> Sequence[Span]:
+        """Return ``span`` of the space as spans of its files, in order."""
+        if len(self.files) == 1:
+            return (span,)
+        pieces = self.stripes.pieces(span.offset, span.nbytes)
+        return [span.part(each.start, each.nbytes, each.file, each.offset) for each in pieces]
+
+    def sums_at(self, offset: int) -> int:
+        """Return the address of the sums from byte ``offset`` of the space on; 0 without any."""
+        return self.sums.at(offset) if self.sums else 0
+
+    def direct_fault(self) -> str | None:
+        """Try a direct read of each file; return what refuses it, ``None`` if nothing does."""
+        with mmap.mmap(-1, PAGE_BYTES) as page:
+            for each in self.files:
+                try:
+                    os.preadv(-1 if each.direct_fd is None else each.direct_fd, [page], 0)
+                except OSError as error:
+                    return f"{each.path}: {each.direct_refusal or error.strerror}"
+        return None
+
+    def sight_fault(self) -> str | None:
+        """Return why nobody can tell what the page cache has had; ``None`` if the kernel can."""
+        try:
+            for each in self.files:
+                libc.pages_seen(each.fd, 0, PAGE_BYTES)
+        except OSError as error:
+            return f"the kernel does not tell what its page cache has (cachestat: {error.strerror})"
+        return None
+
+    def look(self) -> None:
+        """Let the sums be unknown of all pages that are, or were, in the page cache.
+
+        Whoever brought them there may have written them, and direct writes beside them, of the
+        same large page of the cache, let that be forgotten.
+        """
+        if self.sums is None:
+            return
+        for number, file in enumerate(self.files):
+            for start, nbytes in seen_ranges(file.fd, PAGE_BYTES, file.end):
+                for there, length in self.stripes.ranges(number, start, nbytes):
+                    self.sums.forget(there, length)
+
     def close(self) -> None:
         """Close the descriptors; mappings stay valid.  Nothing may be in flight."""
         self._closing()
-        self.fd = -1
-        self.direct_fd = None
+        for each in self.files:
+            each.forget()
 
     def _settle(self) -> None:
         while self._given_back:
@@ -156,62 +238,49 @@ class ExtentFile:
             assert offset is not None
         return offset
 
-    def _check_present(self, capacity: int, label: str) -> None:
-        if self.fd == -1:
-            raise self._error("lease", errno.EBADF, self._end, capacity, label)
-        if os.fstat(self.fd).st_nlink == 0:
-            raise self._error("lease", errno.ENOENT, self._end, capacity, label)
+    def _check_present(self, nbytes: int, label: str) -> None:
+        for each in self.files:
+            if code := each.fault():
+                raise each.error("lease", code, each.end, nbytes, label)
 
     def _grow(self, capacity: int, label: str) -> None:
-        missing = capacity - self._free.tail_bytes(self._end)
-        code = self._append(max(missing, self._slab_bytes))
-        if code in _FULL:  # a nearly full disk may have room for this one still
-            code = self._append(missing)
-        if code:
-            raise self._error("allocate", code, self._end, missing, label)
+        """Make the space larger by what is missing of ``capacity``, in the files that have room."""
+        missing = capacity - self._free.tail_bytes(self.stripes.end)
+        while True:
+            growing = [each for each in range(len(self.files)) if each not in self._full]
+            failed = self._append(max(missing, self._slab_bytes), growing)
+            if failed and failed[1] in FULL:  # a nearly full disk may have room for this one still
+                failed = self._append(missing, growing)
+            if not failed:
+                return
+            number, code, nbytes = failed
+            if code in FULL and len(growing) > 1:
+                self._full.add(number)
+                continue
+            self._full.clear()  # next time there may be room again
+            file = self.files[number]
+            raise file.error("allocate", code, file.end, nbytes, label)
 
-    def _append(self, nbytes: int) -> int:
-        """Allocate ``nbytes`` at the end of the file; return the errno, 0 for success."""
-        try:
-            os.posix_fallocate(self.fd, self._end, nbytes)
-        except OSError as error:
-            # What was allocated before the disk was full would otherwise stay taken.
-            os.ftruncate(self.fd, self._end)
-            return error.errno or errno.EIO
-        self._free.give(self._end, nbytes)
-        self._end += nbytes
-        return 0
+    def _append(self, nbytes: int, growing: Sequence[int]) -> tuple[int, int, int] | None:
+        """Make the space larger by at least ``nbytes``, shared out to files; ``None`` for success.
 
-    def _create(self) -> int:
-        header = {
-            "magic": "zinf extents",
-            "version": 1,
-            "page_bytes": PAGE_BYTES,
-            "payload_start": PAGE_BYTES,
-        }
-        fd = -1
-        try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            os.posix_fallocate(fd, 0, PAGE_BYTES)
-            os.pwrite(fd, json.dumps(header).encode().ljust(PAGE_BYTES), 0)
-        except OSError as error:
-            if fd != -1:
-                os.close(fd)
-            code = error.errno or errno.EIO
-            raise self._error("create", code, 0, PAGE_BYTES, "the header") from error
-        return fd
-
-    def _open_direct(self) -> int | None:
-        try:
-            return os.open(self.path, os.O_RDWR | os.O_DIRECT)
-        except OSError as error:
-            self.direct_refusal = f"the file system refuses O_DIRECT: {error.strerror}"
-            return None
-
-    def _error(self, action: str, code: int, offset: int, nbytes: int, label: str) -> StorageError:
-        return StorageError.during(
-            action, code, file=self.path, offset=offset, nbytes=nbytes, label=label
-        )
+        Else the number of the file that could not grow, the errno, and by how much it was to grow.
+        """
+        stripe_bytes = self.stripes.stripe_bytes(self._stripe_bytes)
+        share, stripe_bytes = share_of(nbytes, len(growing), stripe_bytes)
+        ends = [(number, self.files[number].end) for number in growing]
+        for at, number in enumerate(growing):
+            if code := self.files[number].append(share):
+                for grown in growing[:at]:
+                    self.files[grown].cut_off(share)
+                return number, code, share
+        start = self.stripes.end
+        grown_to = self.stripes.grown(share, stripe_bytes, ends)
+        if self.sums:
+            self.sums.grow(grown_to.end)
+        self.stripes = grown_to
+        self._free.give(start, self.stripes.end - start)
+        return None
 
 
 def _close_all(fds: list[int]) -> None:

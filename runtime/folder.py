@@ -1,4 +1,4 @@
-"""The private folder of one run inside ``nvme_dir``."""
+"""The private folder of one run inside ``nvme_dir``, or inside each of several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 import secrets
 import socket
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,6 +61,18 @@ class RunFolder:
             raise StorageError.during(
                 "create", code, file=parent, offset=0, nbytes=0, label="the run's folder"
             ) from error
+
+    @classmethod
+    def create_all(cls, nvme_dirs: Iterable[Path]) -> tuple[RunFolder, ...]:
+        """Make and lock a new folder in each; none stays if one of them cannot be made."""
+        made: list[RunFolder] = []
+        try:
+            made += map(cls.create, nvme_dirs)
+        except BaseException:
+            for each in made:
+                each.close()
+            raise
+        return tuple(made)
 
     def close(self) -> None:
         """Remove the folder and unlock it; again is harmless.  Mappings of its files stay valid."""

@@ -97,6 +97,7 @@ class Homes:
         self, tensors: Sequence[tuple[str, Tensor]], tier: Tier, copies: Copies
     ) -> tuple[LeftAlone, ...]:
         """Move the storages of labelled tensors to ``tier``: see ``adoption.adopt``."""
+        self.look()
         return adopt(self, tensors, tier, copies)
 
     def swap(self, home: Home, lease: Lease) -> None:
@@ -162,6 +163,11 @@ class Homes:
             with self._lock:
                 self._pages = self._pages or FilePages()
             self._trimmer.start()
+
+    def look(self) -> None:
+        """Let sums be unknown of what code beside the schedules may have written."""
+        if self._file is not None:
+            self._file.look()
 
     def trim(self) -> None:
         """Drop all resident pages of homes on nvme, and count them; no byte is lost."""

@@ -67,6 +67,11 @@ def map_anonymous(nbytes: int) -> int:
     return _map(None, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
 
 
+def map_anonymous_at(address: int, nbytes: int) -> None:
+    """Put fresh zeroed private memory at ``address``, where addresses are reserved."""
+    _map(address, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, 0)
+
+
 def reserve(nbytes: int) -> int:
     """Return the address of ``nbytes`` that nobody else gets, without memory behind them."""
     return _map(None, nbytes, _RESERVED, -1, 0, _PROT_NONE)

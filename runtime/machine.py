@@ -71,6 +71,7 @@ class Machine:
         no room for them.
         """
         self.homes.trim()
+        self.homes.look()
         held_bytes = arena_peak_bytes(schedule) if schedule.vacates else None
         with self.lease_arena(schedule.arena_bytes, held_bytes=held_bytes) as arena:
             executor = self._make_executor(schedule, bindings, arena, self)
@@ -95,6 +96,7 @@ class Machine:
 
         Its arena is a second one.  It stays, and counts, from one invocation to the next.
         """
+        self.homes.look()
         with self._beside_turn:
             executor = self._make_executor(schedule, bindings, self._second_arena(schedule), self)
             try:

@@ -67,7 +67,13 @@ class HomeMapping:
         kept = self._buffer()  # else the addresses could become somebody else's meanwhile
         assert kept is not None, f"no tensor is left over the memory of {lease.label}"
         assert lease.capacity == self.nbytes, f"{lease} does not fit {self.nbytes} B"
-        _map_at(self.address, lease)
+        before = self.lease
+        try:
+            _map_at(self.address, lease)
+        except StorageError:
+            if before is not None:  # of several pieces some may show the other extent already
+                _map_at(self.address, before)
+            raise
         self.lease = lease
         self.apart = True
 
@@ -115,7 +121,12 @@ class FileMapper:
         try:
             reservation = Reservation(nbytes)
         except OSError as error:
-            raise _failure("reserve addresses for", lease, error) from error
+            code = error.errno or errno.EIO
+            file = lease.file.files[0]
+            failure = file.error(
+                "reserve addresses for", code, lease.offset, lease.nbytes, lease.label
+            )
+            raise failure from error
         self._reservations = (*self._reservations, reservation)
         address = reservation.take(lease.offset, lease.capacity)
         assert address is not None
@@ -129,10 +140,14 @@ def map_host(nbytes: int) -> HomeMapping:
 
 
 def _map_at(address: int, lease: Lease) -> None:
-    try:
-        libc.map_file_at(address, lease.file.fd, lease.offset, lease.capacity)
-    except OSError as error:
-        raise _failure("map", lease, error) from error
+    """Map the pages of ``lease`` in place of what is at ``address``, piece by piece."""
+    for piece in lease.pieces():
+        file = lease.file.files[piece.file]
+        try:
+            libc.map_file_at(address + piece.start, file.fd, piece.offset, piece.nbytes)
+        except OSError as error:
+            code = error.errno or errno.EIO
+            raise file.error("map", code, piece.offset, lease.nbytes, lease.label) from error
     _advise(address, lease.capacity)
 
 
@@ -150,14 +165,3 @@ def _advise(address: int, nbytes: int) -> None:
             raise
     else:
         libc.advise(address, nbytes, libc.Advice.RANDOM)
-
-
-def _failure(action: str, lease: Lease, error: OSError) -> StorageError:
-    return StorageError.during(
-        action,
-        error.errno or errno.EIO,
-        file=lease.file.path,
-        offset=lease.offset,
-        nbytes=lease.nbytes,
-        label=lease.label,
-    )

@@ -15,7 +15,7 @@ from zcompile.runtime.build import LIBRARY, SOURCES, expected_build_id
 NATIVE_VARIABLE = "ZINF_NATIVE"
 """The environment variable that, set to 0, does without the native library."""
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 """The version of ``zinf.h`` that the declarations in this package are for."""
 
 _REBUILD = "run python -m zcompile.runtime.build"

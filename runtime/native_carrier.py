@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zcompile.ir import Tier
@@ -31,7 +31,11 @@ DIRECT_BLOCK_BYTES = 4 << 20
 """Aligned memory is read and written in blocks of this size, which take no buffer."""
 
 DEPTHS = {IOKind.URING: 8, IOKind.THREADS: 4}
-"""Blocks under way at once in one direction: a ring costs nothing for more, a thread does."""
+"""Blocks under way at once in one direction of a file: a ring costs nothing for more, a thread
+does."""
+
+MAX_DEPTH = 32
+"""The most for all files together."""
 
 SLICE_SECONDS = 0.2
 """A wait returns to the interpreter this often, which then notices an interrupt."""
@@ -64,7 +68,9 @@ class NativeCarrier:
         self._kind = kind
         self._file = file
         self._ledger = ledger
-        self._direction = Direction(DEPTHS[kind], num_buffers, block_bytes, buffer_bytes)
+        num_files = len(file.files) if file else 1
+        depth = min(DEPTHS[kind] * num_files, MAX_DEPTH)
+        self._direction = Direction(depth, num_buffers, block_bytes, buffer_bytes)
         self._buffered = buffered
         self._closed = False
         self._start()
@@ -91,7 +97,10 @@ class NativeCarrier:
     @property
     def buffer_bytes(self) -> int:
         direction = self._direction
-        return 0 if self.buffered_because else 2 * direction.num_buffers * direction.buffer_bytes
+        none_direct = self._file is None or all(each.direct_refusal for each in self._file.files)
+        if none_direct or self.status().buffered_because:
+            return 0
+        return 2 * direction.num_buffers * direction.buffer_bytes
 
     @property
     def buffered_because(self) -> str | None:
@@ -106,14 +115,30 @@ class NativeCarrier:
 
     def move(self, channel: Channel, span: Span, keep: object, *, urgent: bool) -> Pending:
         assert self._file is not None, "there is no file"
-        piece = IOSpan(span.offset, span.address, span.nbytes, span.memory_room, span.file_room)
-        return self._submit(channel, piece, self._files(), span.label, keep, urgent=urgent)
+        pieces = [
+            IOSpan(
+                each.offset,
+                each.address,
+                each.nbytes,
+                each.memory_room,
+                each.file_room,
+                each.sums,
+                each.file,
+            )
+            for each in self._file.placed(span)
+        ]
+        return self._submit(channel, pieces, self._files(), span.label, keep, urgent=urgent)
+
+    def placed(self, span: Span) -> Sequence[Span]:
+        """Return ``span`` of the extents as spans of their files."""
+        assert self._file is not None, "there is no file"
+        return self._file.placed(span)
 
     def copy(
         self, channel: Channel, source: int, destination: int, nbytes: int, keep: object
     ) -> Pending:
-        piece = IOSpan(source, destination, nbytes)
-        return self._submit(channel, piece, [], "memory", keep, urgent=False)
+        pieces = [IOSpan(source, destination, nbytes)]
+        return self._submit(channel, pieces, [], "memory", keep, urgent=False)
 
     def open_stream(self, program: Program, pool: Pool | None) -> NativeStream:
         """Return ``program`` ready to run; to be ended with ``end_stream``."""
@@ -153,7 +178,7 @@ class NativeCarrier:
     def _submit(
         self,
         channel: Channel,
-        piece: IOSpan,
+        pieces: Sequence[IOSpan],
         files: list[FilePair],
         label: str,
         keep: object,
@@ -162,11 +187,11 @@ class NativeCarrier:
     ) -> Pending:
         self._check_open()
         flight = _Flight(self, channel, self._ledger, label, keep)
-        if piece.nbytes == 0:
+        if not any(each.nbytes for each in pieces):
             flight.land(None)
             return flight
         with self._lock:
-            flight.ticket = self.io.submit(QUEUES[channel], [piece], files, urgent=urgent)
+            flight.ticket = self.io.submit(QUEUES[channel], pieces, files, urgent=urgent)
             self._flying[flight.ticket] = flight
             if flight.ticket in self._early:
                 self._settle(self._early.pop(flight.ticket))
@@ -182,8 +207,10 @@ class NativeCarrier:
     def _files(self) -> list[FilePair]:
         if self._file is None:
             return []
-        direct_fd = self._file.direct_fd
-        return [FilePair(self._file.fd, -1 if direct_fd is None else direct_fd)]
+        return [
+            FilePair(each.fd, -1 if each.direct_fd is None else each.direct_fd)
+            for each in self._file.files
+        ]
 
     def wait(self, ticket: int) -> None:
         """Block until the copy is over, its result recorded."""
@@ -224,14 +251,9 @@ class NativeCarrier:
     def failure(self, channel: Channel, result: IOResult, label: str) -> StorageError:
         """Return the error of a copy of ``label`` that has ended with ``result``."""
         assert self._file is not None, "copies of memory do not fail"
-        return StorageError.during(
-            "read" if channel is Channel.NVME_READ else "write",
-            result.error,
-            file=self._file.path,
-            offset=result.offset,
-            nbytes=result.nbytes,
-            label=label,
-        )
+        action = "read" if channel is Channel.NVME_READ else "write"
+        file = self._file.files[result.file]
+        return file.error(action, result.error, result.offset, result.nbytes, label)
 
 
 class _Flight(InFlight):

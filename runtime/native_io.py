@@ -65,6 +65,9 @@ class _Span(ctypes.Structure):
         ("nbytes", ctypes.c_uint64),
         ("memory_room", ctypes.c_uint64),
         ("file_room", ctypes.c_uint64),
+        ("sums", ctypes.c_uint64),
+        ("file", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
     )
 
 
@@ -72,9 +75,6 @@ class _Request(ctypes.Structure):
     _fields_ = (
         ("files", ctypes.POINTER(File)),
         ("spans", ctypes.POINTER(_Span)),
-        ("checksums", ctypes.c_void_p),
-        ("checksum_bytes", ctypes.c_uint64),
-        ("stripe_bytes", ctypes.c_uint64),
         ("num_files", ctypes.c_uint32),
         ("num_spans", ctypes.c_uint32),
     )
@@ -153,10 +153,11 @@ class FilePair:
 
 @dataclass(frozen=True, slots=True)
 class IOSpan:
-    """``nbytes`` between byte ``offset`` of the file and memory at ``address``.
+    """``nbytes`` between byte ``offset`` of the file at ``file`` and memory at ``address``.
 
-    The rooms, ``nbytes`` included, say what may be touched on either side.  When memory is
-    copied, ``offset`` is the address of the source.
+    The rooms, ``nbytes`` included, say what may be touched on either side.  ``sums`` is the
+    address of 4 bytes for each page of the file that the span touches, 0 for none; the caller
+    keeps them.  When memory is copied, ``offset`` is the address of the source.
     """
 
     offset: int
@@ -164,14 +165,8 @@ class IOSpan:
     nbytes: int
     memory_room: int = 0
     file_room: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """Where checksums lie: 4 bytes at ``address`` for every ``unit_bytes`` of each span."""
-
-    address: int
-    unit_bytes: int
+    sums: int = 0
+    file: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +250,6 @@ class NativeIO:
         files: Sequence[FilePair] = (),
         *,
         urgent: bool = False,
-        stripe_bytes: int = 0,
-        sums: Sums | None = None,
     ) -> int:
         """Queue a request; return its ticket.
 
@@ -264,17 +257,12 @@ class NativeIO:
         """
         c_files = (File * len(files))(*(File(file.fd, file.direct_fd) for file in files))
         c_spans = (_Span * len(spans))(
-            *(_Span(s.offset, s.address, s.nbytes, s.memory_room, s.file_room) for s in spans)
+            *(
+                _Span(s.offset, s.address, s.nbytes, s.memory_room, s.file_room, s.sums, s.file)
+                for s in spans
+            )
         )
-        request = _Request(
-            c_files,
-            c_spans,
-            sums.address if sums else None,
-            sums.unit_bytes if sums else 0,
-            stripe_bytes,
-            len(files),
-            len(spans),
-        )
+        request = _Request(c_files, c_spans, len(files), len(spans))
         ticket = ctypes.c_uint64()
         self._native.check(
             self._submit(self._handle, channel, urgent, ctypes.byref(request), ctypes.byref(ticket))

@@ -44,8 +44,14 @@ SPAN = np.dtype(
         ("nbytes", "u8"),
         ("memory_room", "u8"),
         ("file_room", "u8"),
+        ("sums", "u8"),
+        ("file", "u4"),
+        ("reserved", "u4"),
     ]
 )
+SpanRow = tuple[int, int, int, int, int, int, int, int]
+"""A row of ``SPAN``."""
+
 VACANCY = np.dtype([("address", "u8"), ("nbytes", "u8")])
 UPDATE = np.dtype([("call", "u8"), ("first_tensor", "u8"), ("num_tensors", "i8")])
 
@@ -90,9 +96,7 @@ class Program:
         default_factory=list[tuple[IOChannel, int, int]]
     )
     """Channel, number of spans and first span of each request."""
-    spans: list[tuple[int, int, int, int, int]] = field(
-        default_factory=list[tuple[int, int, int, int, int]]
-    )
+    spans: list[SpanRow] = field(default_factory=list[SpanRow])
     updates: list[UpdateCall] = field(default_factory=list[UpdateCall])
     vacancies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Address and bytes of what is given back to the system."""

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from zcompile.runtime.blocks import Block, Span, cut, split
 from zcompile.runtime.copy_queue import Carry, CopyQueue
@@ -45,6 +46,7 @@ class PythonCarrier:
         block_bytes: int,
         buffered: bool,
     ) -> None:
+        self._file = file
         self._ledger = ledger
         self._workers = workers
         self._block_bytes = block_bytes
@@ -64,15 +66,20 @@ class PythonCarrier:
 
     @property
     def buffer_bytes(self) -> int:
-        return 0 if self.buffered_because else 2 * self._workers * self._block_bytes
+        if self._disk is None or self._disk.needs_no_buffers:
+            return 0
+        return 2 * self._workers * self._block_bytes
 
     @property
     def buffered_because(self) -> str | None:
         return self._disk.buffered_because if self._disk else "there is no file"
 
     def move(self, channel: Channel, span: Span, keep: object, *, urgent: bool) -> Pending:
+        assert self._file is not None, "there is no file"
         completion = Completion(channel, self._ledger, keep)
-        self._moves[channel].submit(split(span, self._block_bytes), completion, urgent=urgent)
+        placed = self._file.placed(span)
+        blocks = chain.from_iterable(split(each, self._block_bytes) for each in placed)
+        self._moves[channel].submit(blocks, completion, urgent=urgent)
         return completion
 
     def copy(

@@ -15,7 +15,6 @@ from typing import Self
 
 from torch import Tensor
 
-from zcompile.runtime import libc
 from zcompile.runtime.extents import Lease
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.mapping import HomeMapping
@@ -24,7 +23,7 @@ from zcompile.runtime.mapping import HomeMapping
 def untouched(lease: Lease) -> bool:
     """Say whether nobody has read or written the extent through the page cache, for certain."""
     try:
-        return libc.pages_seen(lease.file.fd, lease.offset, lease.capacity) == 0
+        return lease.untouched()
     except OSError:  # an older kernel, or a filter of system calls
         return False
 

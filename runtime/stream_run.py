@@ -34,10 +34,11 @@ def carry_out(
             stream.extend(translator.finish().program)
             _run(made, stream, account, kernels)
     except RequestFailed as failed:
-        label = made.label(failed.request, failed.result.offset)
+        result = failed.result
+        label = made.label(failed.request, result.file, result.offset, carrier.placed)
         channel, _, _ = made.program.requests[failed.request]
         (of,) = (each for each, queue in QUEUES.items() if queue is channel)
-        raise carrier.failure(of, failed.result, label) from None
+        raise carrier.failure(of, result, label) from None
     finally:
         account.settle()
         carrier.end_stream(stream)

@@ -32,7 +32,7 @@ from zcompile.ir import (
 )
 from zcompile.runtime.blocks import Span
 from zcompile.runtime.native_carrier import QUEUES
-from zcompile.runtime.native_stream import Program, StepKind, UpdateCall
+from zcompile.runtime.native_stream import Program, SpanRow, StepKind, UpdateCall
 from zcompile.runtime.spot import Move
 
 
@@ -56,6 +56,10 @@ Calls = Callable[[str, Mapping[str, Tensor]], Sequence[UpdateCall] | None]
 """From an update and its tensors to its native calls; ``None`` where Python has to run it."""
 
 
+Place = Callable[[Span], Sequence[Span]]
+"""From bytes of the extents to where they lie in files."""
+
+
 @dataclass(slots=True)
 class Translation:
     """A program, and what its parts are in the schedule.
@@ -70,7 +74,7 @@ class Translation:
     returns: list[tuple[str, dict[str, Tensor]]] = field(
         default_factory=list[tuple[str, dict[str, Tensor]]]
     )
-    spans: list[list[Span]] = field(default_factory=list[list[Span]])
+    spans: list[Sequence[Span]] = field(default_factory=list[Sequence[Span]])
     kept: list[object] = field(default_factory=list[object])
 
     def native_updates_begun(self, num_done: int) -> Iterator[str]:
@@ -79,10 +83,11 @@ class Translation:
             if first <= num_done:
                 yield name
 
-    def label(self, request: int, offset: int) -> str:
-        """Return the value that ``request`` moves at byte ``offset`` of the file."""
+    def label(self, request: int, file: int, offset: int, placed: Place) -> str:
+        """Return the value that ``request`` moves at byte ``offset`` of the file at ``file``."""
         spans = self.spans[request]
-        there = (each for each in spans if each.offset <= offset < each.offset + each.file_room)
+        parts = (part for each in spans for part in placed(each) if part.file == file)
+        there = (each for each in parts if each.offset <= offset < each.offset + each.file_room)
         return next(there, spans[0]).label
 
 
@@ -97,10 +102,11 @@ class Translator:
     Every value is fetched once, before its update, as in every schedule of an update.
     """
 
-    def __init__(self, schedule: Schedule, moves: Moves, calls: Calls) -> None:
+    def __init__(self, schedule: Schedule, moves: Moves, calls: Calls, placed: Place) -> None:
         assert can_translate(schedule), "only updates are translated"
         self._moves = moves
         self._calls = calls
+        self._placed = placed
         self._tensors: dict[str, Tensor] = {}
         self._request_of: dict[int, int] = {}
         self._awaited: set[int] = set()
@@ -162,11 +168,10 @@ class Translator:
         self._request_of.update((ticket, number) for ticket, _ in members)
         moves = [move for _, move in members if move.span.nbytes]
         joined = join(move.span for move in moves)
+        if channel in (Channel.NVME_READ, Channel.NVME_WRITE):
+            joined = [part for each in joined for part in self._placed(each)]
         program.requests.append((QUEUES[channel], len(joined), len(program.spans)))
-        program.spans += [
-            (each.offset, each.address, each.nbytes, each.memory_room, each.file_room)
-            for each in joined
-        ]
+        program.spans += [_row(each) for each in joined]
         program.steps.append((StepKind.START, number))
         made.spans.append([move.span for move in moves])
         made.kept += [move.keep for move in moves]
@@ -198,6 +203,11 @@ class Translator:
             made.updates.append((len(program.steps), step.bucket))
             program.updates += calls
             program.steps += [(StepKind.UPDATE, first + at) for at in range(len(calls))]
+
+
+def _row(span: Span) -> SpanRow:
+    rooms = (span.memory_room, span.file_room)
+    return (span.offset, span.address, span.nbytes, *rooms, span.sums, span.file, 0)
 
 
 def _ends(schedule: Schedule) -> dict[int, int]:
@@ -232,6 +242,7 @@ def join(spans: Iterable[Span]) -> list[Span]:
                 gap + span.memory_room,
                 gap + span.file_room,
                 before.label,
+                sums=before.sums,
             )
         else:
             joined.append(span)

@@ -197,6 +197,16 @@ class Transfers:
         return self.carrier.copy(Channel.D2H, source, destination, nbytes, keep)
 
 
+def sums_refusal(file: ExtentFile, transfers: Transfers) -> str | None:
+    """Return why sums of pages cannot be kept; ``None`` if they can.
+
+    Through the page cache nobody can tell what was written beside the schedules, nor can a kernel
+    that does not say what its page cache has had.
+    """
+    because = transfers.buffered_because or file.direct_fault()
+    return f"files go through the page cache: {because}" if because else file.sight_fault()
+
+
 def read_span(
     lease: Lease, offset: int, address: int, nbytes: int, label: str, memory_room: int
 ) -> Span:
@@ -209,6 +219,7 @@ def read_span(
         memory_room=memory_room,
         file_room=lease.capacity - offset,
         label=label,
+        sums=lease.file.sums_at(lease.offset + offset),
     )
 
 

@@ -21,7 +21,7 @@ BELOW_SESSION = {
     *("ir", "errors", "precision", "options", "passes", "runtime", "machines", "timing"),
     *("io_buffers", "choosing", "graph_plan", "refusals", "planner", "moving_in"),
     *("registry", "bridge", "graphs", "buckets", "collector"),
-    *("hooks", "gradients", "optim", "leaving"),
+    *("hooks", "gradients", "opening", "optim", "leaving"),
 }
 BELOW_BACKEND = {*BELOW_SESSION, "session"}
 
@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collector": set(),
     "hooks": set(),
     "gradients": {"hooks", "ir", "bridge", "runtime"},
+    "opening": {"options", "runtime"},
     "optim": {"hooks", "ir", "passes", "precision", "runtime"},
     "leaving": {"errors", "runtime", "bridge"},
     "session": BELOW_SESSION,

@@ -40,6 +40,7 @@ def test_the_list_of_options_is_a_decision() -> None:
         "rounding",
         "rounding_seed",
         "early_update",
+        "checksums",
     ]
 
 
@@ -131,7 +132,9 @@ def test_an_unknown_option_suggests_a_known_one(option: str, meant: str) -> None
 
 
 def test_an_unknown_option_far_from_any_lists_them() -> None:
-    end = "io, target, master_weights, state_dtype, rounding, rounding_seed, early_update"
+    end = (
+        "io, target, master_weights, state_dtype, rounding, rounding_seed, early_update, checksums"
+    )
     assert refusal({"zzz": 1}).endswith(end)
     assert refusal({1: 2}).startswith("1=2: unknown option; ")
 
@@ -268,6 +271,46 @@ def test_a_relative_folder_is_that_of_the_moment(
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Options.parse({"nvme_dir": "swap"}).nvme_dir == tmp_path / "swap"
     assert Options.parse({"nvme_dir": "~/swap"}).nvme_dir == tmp_path / "swap"
+
+
+def test_several_folders_in_their_order(tmp_path: Path) -> None:
+    names = [str(tmp_path / "b"), tmp_path / "a"]
+    options = Options.parse({"nvme_dir": names})
+    assert options.nvme_dir == options.nvme_dirs == (tmp_path / "b", tmp_path / "a")
+    assert dataclasses.replace(options, compute="eager").nvme_dirs == options.nvme_dirs
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_list_of_one_folder_is_that_folder(tmp_path: Path) -> None:
+    assert Options.parse({"nvme_dir": [tmp_path]}).nvme_dir == tmp_path
+    assert Options.parse({"nvme_dir": tmp_path}).nvme_dirs == (tmp_path,)
+    assert Options.parse({}).nvme_dirs == ()
+
+
+def test_each_of_several_folders_has_to_be_usable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    text = refusal({"nvme_dir": [tmp_path, tmp_path / "file"]})
+    assert text.startswith(f"nvme_dir={str(tmp_path / 'file')!r}: is no folder")
+
+
+def test_a_folder_is_named_once(tmp_path: Path) -> None:
+    assert "twice; name each folder once" in refusal({"nvme_dir": [tmp_path, str(tmp_path)]})
+    (tmp_path / "alias").symlink_to(tmp_path)
+    text = refusal({"nvme_dir": [tmp_path, tmp_path / "alias"]})
+    assert "is the same folder as" in text
+    assert "name each folder once" in text
+
+
+@pytest.mark.parametrize("folders", [[], [3], ["swap", ""], ["swap", None]], ids=repr)
+def test_folders_that_are_no_paths(folders: list[object]) -> None:
+    assert refusal({"nvme_dir": folders}).startswith(f"nvme_dir={folders!r}: ")
+
+
+def test_checksums_need_files_that_are_not_read_through_the_page_cache(tmp_path: Path) -> None:
+    assert Options.parse({"checksums": True, "nvme_dir": tmp_path}).checksums
+    assert "give nvme_dir, or leave it out" in refusal({"checksums": True})
+    given = {"checksums": True, "nvme_dir": tmp_path, "io": "buffered"}
+    assert refusal(given).startswith("checksums=True: needs direct I/O")
 
 
 # Not by permission bits: they do not bind root, and tests often run as root.

@@ -105,7 +105,7 @@ def demo(
             weights=find_weights(),
             device_budget=options.device_budget,
             compute=compute.value,
-            swap_dir=options.nvme_dir,
+            swap_dir=next(iter(options.nvme_dirs), None),
             check=check,
         )
         if not _run(setup):
@@ -117,8 +117,11 @@ def demo(
 @main.command()
 def doctor(
     nvme_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder for what does not fit; it is tried, and left as it was."),
+        list[Path] | None,
+        typer.Option(
+            help="Folder for what does not fit; it is tried, and left as it was. May be given "
+            "for each of several devices, which are striped as one."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the findings as JSON instead of a table.")
@@ -128,14 +131,14 @@ def doctor(
 
     Ends with status 0 also where there is something to warn of.
     """
-    folder = _folder(nvme_dir)
+    folders = _folders(nvme_dir)
     # Here and not above: they need torch, which ``zinf --help`` does not.
     from zcompile.doctor.examine import examine
     from zcompile.doctor.finding import as_json as findings_as_json
     from zcompile.doctor.show import shown
 
     try:
-        findings = examine(os.environ, folder)
+        findings = examine(os.environ, folders)
     except ValueError as error:
         _fail(str(error))
     if as_json:
@@ -147,8 +150,11 @@ def doctor(
 @main.command()
 def bench(
     nvme_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder to read and write; by default the current one."),
+        list[Path] | None,
+        typer.Option(
+            help="Folder to read and write; by default the current one. May be given for each of "
+            "several devices, which are striped as one."
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A look in some 20 seconds, instead of two minutes.")
@@ -161,14 +167,14 @@ def bench(
 
     The figures are kept for planning, which knows this machine as "here".
     """
-    folder = _folder(nvme_dir) or Path.cwd()
+    folders = _folders(nvme_dir) or (Path.cwd(),)
     # So that a terminated run, like an interrupted one, takes its file with it.
     signal.signal(signal.SIGTERM, _exit_by_signal)
     # Here and not above: it needs torch, which ``zinf --help`` does not.
     from zcompile.bench.run import run_bench
 
     try:
-        run_bench(folder, os.environ, quick=quick, as_json=as_json)
+        run_bench(folders, os.environ, quick=quick, as_json=as_json)
     except (StorageError, ValueError) as error:
         _fail(str(error))
 
@@ -239,10 +245,10 @@ def plan(
         raise typer.Exit(1)
 
 
-def _folder(given: Path | None) -> Path | None:
-    """Return the folder if files can be made in it; raise ``BadParameter`` if not."""
+def _folders(given: list[Path] | None) -> tuple[Path, ...]:
+    """Return the folders if files can be made in them; raise ``BadParameter`` if not."""
     try:
-        return Options.parse({"nvme_dir": given}).nvme_dir
+        return Options.parse({"nvme_dir": given or None}).nvme_dirs
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal, cast
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ByteSize,
     ConfigDict,
@@ -68,11 +69,24 @@ def _parsed_size(text: str) -> int:
         raise ValueError(f"is no size ({error.errors()[0]['msg']}); {_SIZE_REMEDY}") from None
 
 
-def _folder(given: object) -> Path | None:
-    if given is None:
-        return None
+def _folders(given: object) -> Path | tuple[Path, ...] | None:
+    if given is None or not isinstance(given, list | tuple):
+        return None if given is None else _folder(given)
+    folders = tuple(_folder(each) for each in cast("Sequence[object]", given))
+    if not folders:
+        raise ValueError("names no folder; name one or several, or leave it out to use no files")
+    for at, each in enumerate(folders):
+        if each in folders[:at]:
+            raise ValueError(f"names {str(each)!r} twice; name each folder once")
+    first, *more = folders
+    return folders if more else first
+
+
+def _folder(given: object) -> Path:
     if not isinstance(given, str | os.PathLike):
-        raise ValueError("is no path; write the folder as text or pathlib.Path")
+        raise ValueError(
+            "is no path; write the folder as text or pathlib.Path, or several in a list"
+        )
     text = os.fspath(cast("str | os.PathLike[str]", given))
     if not text.strip() or "\0" in text:
         raise ValueError("is no path; name a folder, or leave it out to use no files")
@@ -113,6 +127,17 @@ def _pins(given: object, others: ValidationInfo) -> tuple[tuple[str, Tier], ...]
     return pins
 
 
+def _sums(given: bool, others: ValidationInfo) -> bool:
+    if given and others.data.get("nvme_dir", "absent") is None:
+        raise ValueError("there are no files to check; give nvme_dir, or leave it out")
+    if given and others.data.get("io") == "buffered":
+        raise ValueError(
+            "needs direct I/O: through the page cache nobody can tell who has written; "
+            "give another io, or leave it out"
+        )
+    return given
+
+
 def _pin(key: object, tier: object) -> tuple[str, Tier]:
     if not isinstance(key, str) or not key.strip():
         raise ValueError(
@@ -128,21 +153,25 @@ class Options:
     """What a user may ask of the backend; every field has a default.
 
     ``device_budget`` and ``host_budget`` are bytes per compiled model and process, arena,
-    transients and I/O buffers included.  ``None`` means: no limit on the device, and no use of
-    the host tier.  ``nvme_dir`` is the folder under which homes in files are made; it is created
-    if its parent exists.  ``compute`` says who runs the kernels: Inductor, or PyTorch node by
-    node, bitwise equal to a run without this backend.  ``pipeline`` is the text form of the
-    passes, ``None`` the default one; ``skip`` names passes to leave out of it.  ``place`` pins
-    kinds and parameters to tiers: of the entries that match, the last decides, so the general
-    come before the particular.  ``io`` says how files are read and written: natively by io_uring or
-    by threads, through the page cache, or by Python's threads; ``auto`` takes the best that works.
-    ``target`` is the machine to plan for, a name or a JSON file as ``zcompile.machines`` loads
-    them: with it plans are compared by the time they would take.
+    transients and I/O buffers included.  ``None`` means: no limit on the device, and no use of the
+    host tier.  ``nvme_dir`` is the folder under which homes in files are made; it is created if its
+    parent exists.  Several, on devices of their own, are striped as one.  ``compute`` says who runs
+    the kernels: Inductor, or PyTorch node by node, bitwise equal to a run without this backend.
+    ``pipeline`` is the text form of the passes, ``None`` the default one; ``skip`` names passes to
+    leave out of it.  ``place`` pins kinds and parameters to tiers: of the entries that match, the
+    last decides, so the general come before the particular.  ``io`` says how files are read and
+    written: natively by io_uring or by threads, through the page cache, or by Python's threads;
+    ``auto`` takes the best that works.  ``target`` is the machine to plan for, a name or a JSON
+    file as ``zcompile.machines`` loads them: with it plans are compared by the time they would
+    take.
 
     ``master_weights`` keeps a copy in fp32 of every parameter in bf16 or fp16, for updating, and
     the states in fp32.  ``state_dtype`` keeps the states in another type.  ``rounding`` says how
     an update rounds what is stored in bf16 or in 8 bits; ``rounding_seed`` is for stochastic
     rounding.
+
+    ``checksums`` keeps a sum of every page that is written to files, 4 bytes in memory for each
+    4 KiB, and compares it whenever the page is read: a read that brings other bytes fails.
 
     ``early_update`` lets the update of what rests in files begin while backward still runs, in an
     eighth of the device budget: see ``docs/update.md``.
@@ -153,7 +182,7 @@ class Options:
 
     device_budget: Annotated[int | None, BeforeValidator(_size)] = None
     host_budget: Annotated[int | None, BeforeValidator(_size)] = None
-    nvme_dir: Annotated[Path | None, BeforeValidator(_folder)] = None
+    nvme_dir: Annotated[Path | tuple[Path, ...] | None, BeforeValidator(_folders)] = None
     compute: Literal["inductor", "eager"] = "inductor"
     pipeline: str | None = None
     skip: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
@@ -165,6 +194,14 @@ class Options:
     rounding: Literal["nearest", "stochastic"] = "nearest"
     rounding_seed: Annotated[int, Strict(), Field(ge=0, lt=1 << 64)] = 0
     early_update: Annotated[bool, Strict()] = False
+    checksums: Annotated[bool, Strict(), AfterValidator(_sums)] = False
+
+    @property
+    def nvme_dirs(self) -> tuple[Path, ...]:
+        """The folders that ``nvme_dir`` names; none without it."""
+        if self.nvme_dir is None:
+            return ()
+        return self.nvme_dir if isinstance(self.nvme_dir, tuple) else (self.nvme_dir,)
 
     @property
     def precision(self) -> Precision:
@@ -214,8 +251,14 @@ class Options:
 
     def check_folder(self) -> None:
         """Raise ``ValueError`` if ``nvme_dir`` is given and cannot be used, as things are now."""
-        if self.nvme_dir is not None:
-            _check_folder(self.nvme_dir)
+        for at, folder in enumerate(self.nvme_dirs):
+            _check_folder(folder)
+            for other in self.nvme_dirs[:at]:
+                if folder.exists() and other.exists() and folder.samefile(other):
+                    raise ValueError(
+                        f"nvme_dir={str(folder)!r}: is the same folder as {str(other)!r}; "
+                        "name each folder once"
+                    )
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], given: Mapping[str, object] | None = None) -> Options:

@@ -25,6 +25,7 @@ from zcompile.hooks import weak_hook
 from zcompile.ir import Fetch, Offload, Schedule, Target, Tier
 from zcompile.leaving import Leaving
 from zcompile.moving_in import MovingIn
+from zcompile.opening import open_files
 from zcompile.optim.foreseen import foreseen_states
 from zcompile.optim.native import check_there
 from zcompile.optim.takeover import Takeover
@@ -36,14 +37,11 @@ from zcompile.registry import Registry
 from zcompile.runtime import libc
 from zcompile.runtime.binding import Binding
 from zcompile.runtime.cpu import CpuExecutor
-from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.file_io import FileIO, choose
-from zcompile.runtime.folder import RunFolder
 from zcompile.runtime.gradient_facts import GradientFacts
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger, Snapshot
 from zcompile.runtime.machine import Machine, MakeExecutor
-from zcompile.runtime.transfers import Transfers
 
 MAX_ITERATIONS = 1000
 """How many iterations a session remembers for its statistics."""
@@ -222,11 +220,7 @@ class Session:
         if self.options.device_budget is not None:
             share = self.options.device_budget // RETAINED_FRACTION
             libc.return_large_blocks_at_once(min(max(share, MIN_RETAINED), MAX_RETAINED))
-        nvme_dir, block_bytes = self.options.nvme_dir, self.planner.io_block_bytes
-        file = ExtentFile(RunFolder.create(nvme_dir)) if nvme_dir else None
-        transfers = Transfers(
-            file, self.ledger, block_bytes=block_bytes, io=FileIO(self.options.io)
-        )
+        file, transfers = open_files(self.options, self.planner.io_block_bytes, self.ledger)
         return Machine(
             Homes(file, self.ledger, on_eager=self.leaving.read),
             transfers,

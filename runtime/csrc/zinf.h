@@ -16,7 +16,7 @@ extern "C" {
 #define ZINF_API __attribute__((visibility("default")))
 
 // Goes up when a function or structure below changes in a way that callers notice.
-#define ZINF_ABI_VERSION 3
+#define ZINF_ABI_VERSION 4
 
 // ---- the library ------------------------------------------------------------------------------
 
@@ -84,6 +84,13 @@ ZINF_API int32_t zinf_pool_run(zinf_pool* pool, uint64_t num_chunks, zinf_chunk 
 // made for it: the reference for the fast one.
 ZINF_API uint32_t zinf_crc32c(uint32_t crc, const void* data, uint64_t nbytes, int32_t portable);
 
+// The size of what one sum of a table stands for.
+#define ZINF_SUM_BYTES 4096
+
+// Sums of the pages from `data` on, one for each ZINF_SUM_BYTES: their CRC-32C, where 0 is
+// replaced by 1.  0 means that a page has no known sum.
+ZINF_API void zinf_page_sums(const void* data, uint64_t num_pages, uint32_t* sums);
+
 // ---- input and output -------------------------------------------------------------------------
 
 // Four channels, each a queue of requests that start in the order of their submission, except
@@ -127,34 +134,37 @@ typedef struct zinf_io_file {
     int32_t direct_fd;
 } zinf_io_file;
 
-// `nbytes` between byte `offset` of the file and memory at `address`.  The rooms, `nbytes`
-// included, say how many bytes may be touched on either side without harm to other data: where
-// there is room for whole pages the last page takes no detour.  When memory is copied, `offset`
-// is the address of the source and the rooms mean nothing.
+// `nbytes` between byte `offset` of file number `file` and memory at `address`.  The rooms,
+// `nbytes` included, say how many bytes may be touched on either side without harm to other data:
+// where there is room for whole pages the last page takes no detour.  When memory is copied,
+// `offset` is the address of the source and the rest means nothing.
+//
+// With `sums` there is one for every page of the file that the span touches, in order.  A write
+// stores them.  A read compares: it fails with EBADMSG for a page that has another sum than the
+// known one, unless that page is in the page cache, through which somebody may have written; then,
+// and where none is known, the sum is stored.  Pages that travel in part have none: a write lets
+// their sums be unknown, a read does not look at them.
 typedef struct zinf_io_span {
     uint64_t offset;
     uint64_t address;
     uint64_t nbytes;
     uint64_t memory_room;
     uint64_t file_room;
+    uint32_t* sums;  // stay the caller's until the request is over; NULL for none
+    uint32_t file;
+    uint32_t reserved;
 } zinf_io_span;
 
-// With several files, stripes of `stripe_bytes`, whole pages, go to them in turn, and offsets
-// count through all of them.  With `checksums` there is one for every `checksum_bytes` of each
-// span, in order: a write stores them there, a read compares.  Offsets are then multiples of
-// `checksum_bytes`, and blocks, buffers and stripes too.
+// Spans start in their order, and so share out several files as the caller has cut them.
 typedef struct zinf_io_request {
     const zinf_io_file* files;
     const zinf_io_span* spans;
-    uint32_t* checksums;  // stays the caller's until the request is over; NULL for none
-    uint64_t checksum_bytes;
-    uint64_t stripe_bytes;
     uint32_t num_files;
     uint32_t num_spans;
 } zinf_io_request;
 
 // How a request ended.  `error` is an errno, 0 for success; file, offset (in that file) and
-// nbytes then say which block failed first.
+// nbytes then say which block failed first, for EBADMSG which page.
 typedef struct zinf_io_result {
     uint64_t ticket;
     uint64_t moved_bytes;

@@ -32,4 +32,4 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def record(folder: Path) -> Record:
-    return measure_here(folder, SMALL, quietly, quick=True)
+    return measure_here([folder], SMALL, quietly, quick=True)

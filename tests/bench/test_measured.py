@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.bench.conftest import SMALL, quietly
 from zcompile.bench.effort import QUICK, WHOLE, Effort
@@ -91,7 +92,7 @@ def test_an_interrupted_run_takes_its_file_with_it(tmp_path: Path, stop_at: int)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(tmp_path, SMALL, interrupting)
+        measure([tmp_path], SMALL, interrupting)
     assert len(stages) == stop_at
     assert list(tmp_path.iterdir()) == []
 
@@ -99,7 +100,7 @@ def test_an_interrupted_run_takes_its_file_with_it(tmp_path: Path, stop_at: int)
 def test_a_folder_that_is_none_is_refused_before_anything(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"nvme_dir=.* is not a folder"):
-        measure(tmp_path / "file", SMALL, quietly)
+        measure([tmp_path / "file"], SMALL, quietly)
 
 
 @pytest.mark.parametrize("effort", [QUICK, WHOLE])
@@ -108,17 +109,37 @@ def test_sizes_stay_far_below_a_gibibyte(effort: Effort) -> None:
 
 
 def test_a_file_is_no_larger_than_it_may_be(tmp_path: Path) -> None:
-    with rigged(tmp_path, replace(SMALL, file_bytes=4 << 20)) as rig:
+    with rigged([tmp_path], replace(SMALL, file_bytes=4 << 20)) as rig:
         assert rig.nbytes == 4 << 20
         assert rig.memory.nbytes == rig.lease.nbytes == rig.nbytes
         assert rig.file.size_bytes <= 64 << 20
+
+
+def test_two_folders_are_measured_as_one(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    with rigged(folders, replace(SMALL, file_bytes=16 << 20)) as rig:
+        assert {piece.file for piece in rig.lease.pieces()} == {0, 1}
+        memory = rig.memory.tensor(0, torch.uint8, (rig.nbytes,), (1,))
+        ways = [(rig.loop(write=True), rig.loop(write=False))]
+        ways += [(rig.whole(io, write=True), rig.whole(io, write=False)) for io in rig.ways]
+        for mark, (write, read) in enumerate(ways, 1):
+            memory.fill_(mark)
+            assert write() > 0
+            memory.zero_()
+            assert read() > 0
+            assert memory.eq(mark).all()
+    place = Place.here(folders)
+    one = Place.here(folders[:1])
+    assert place.folders == tuple(folders)
+    assert abs(place.folder_bytes - one.folder_bytes) < one.folder_bytes / 2, "one device"
+    assert [list(each.iterdir()) for each in folders] == [[], []]
 
 
 PLACE = Place(
     cpus=4,
     threads=2,
     memory_bytes=1 << 34,
-    folder=Path("/swap"),
+    folders=(Path("/swap"),),
     folder_bytes=1 << 40,
     io=FileIO.URING,
 )

@@ -31,6 +31,17 @@ def test_it_prints_json_and_nothing_else(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_several_folders_are_tried_together(tmp_path: Path) -> None:
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    given = [word for folder in folders for word in ("--nvme-dir", folder)]
+    ran = RUN.invoke(main, ["doctor", "--json", *given])
+    assert ran.exit_code == 0, ran.output
+    findings = json.loads(ran.stdout)["findings"]
+    assert sum(each["subject"] == "file system" for each in findings) == 2
+    assert any(each["subject"] == "devices" for each in findings)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_warnings_do_not_make_it_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZINF_IO", "pigeons")
     monkeypatch.setenv("ZINF_NATIVE", "0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +123,31 @@ def test_a_forbidden_ring_is_a_warning_with_the_cause(monkeypatch: pytest.Monkey
 
 def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
-    found = by_subject(folder_findings(tmp_path))
+    found = by_subject(folder_findings([tmp_path]))
     assert {"file system", "room", "direct I/O"} <= found.keys()
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_folder_that_was_not_there_is_not_there_afterwards(tmp_path: Path) -> None:
-    folder_findings(tmp_path / "new")
+    folder_findings([tmp_path / "new"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_on_one_device_are_a_warning(tmp_path: Path) -> None:
+    found = folder_findings([tmp_path / "one", tmp_path / "two"])
+    assert [each.subject for each in found].count("room") == 2
+    told = by_subject(found)["devices"]
+    assert told.status is Status.WARNING
+    assert "share a device" in told.says
+    assert all(name in told.says for name in ("one", "two"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_on_devices_of_their_own_are_well(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        found = by_subject(folder_findings([tmp_path, Path(elsewhere)]))
+    if tmp_path.stat().st_dev != Path("/dev/shm").stat().st_dev:
+        assert found["devices"].status is Status.OK
 
 
 @pytest.mark.parametrize(
@@ -143,7 +161,7 @@ def test_a_folder_on_no_local_disk_is_a_warning(
         return kind
 
     monkeypatch.setattr(files, "file_system_of", of_that_kind)
-    found = by_subject(folder_findings(tmp_path))["file system"]
+    found = by_subject(folder_findings([tmp_path]))["file system"]
     assert found.status is Status.WARNING
     assert told in found.says
 

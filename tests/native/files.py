@@ -18,7 +18,6 @@ from zcompile.runtime.native_io import (
     IOResult,
     IOSpan,
     NativeIO,
-    Sums,
 )
 
 PAGE = 4096
@@ -82,12 +81,9 @@ def carried_out(
     channel: IOChannel,
     spans: Sequence[IOSpan],
     files: Sequence[FilePair] = (),
-    *,
-    stripe_bytes: int = 0,
-    sums: Sums | None = None,
 ) -> IOResult:
     """Submit a request, wait for it and return how it ended."""
-    ticket = io.submit(channel, spans, files, stripe_bytes=stripe_bytes, sums=sums)
+    ticket = io.submit(channel, spans, files)
     assert io.wait(ticket, SECONDS)
     (result,) = io.reap()
     assert result.ticket == ticket

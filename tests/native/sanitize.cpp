@@ -89,17 +89,15 @@ struct Files {
 };
 
 void submit(zinf_io* io, const Files& files, Job& job, int32_t channel, uint64_t page,
-            uint64_t nbytes, bool sums) {
+            uint64_t nbytes, uint32_t* sums) {
     job.memory.resize(nbytes + 64);
-    job.sums.resize(nbytes / kPage + 1);
     auto address = reinterpret_cast<uint64_t>(job.memory.data());
-    zinf_io_span span{page * kPage, address, nbytes, nbytes, nbytes};
+    zinf_io_span span{page * kPage, address, nbytes, nbytes, nbytes, sums, 0, 0};
     zinf_io_request request{};
     request.files = &files.pair;
     request.num_files = 1;
     request.spans = &span;
     request.num_spans = 1;
-    if (sums) request.checksums = job.sums.data(), request.checksum_bytes = kPage;
     check(zinf_io_submit(io, channel, nbytes % 3 == 0, &request, &job.ticket) == 0, "a request");
 }
 
@@ -111,10 +109,12 @@ void use_io(zinf_io* io, const Files& files, int part, bool faults) {
         Job written, read;
         written.memory.resize(nbytes + 64);
         for (auto& byte : written.memory) byte = static_cast<unsigned char>(random());
-        submit(io, files, written, ZINF_IO_WRITE, part * 32, nbytes, round % 2);
+        written.sums.resize(nbytes / kPage + 1);
+        uint32_t* const sums = round % 2 ? written.sums.data() : nullptr;
+        submit(io, files, written, ZINF_IO_WRITE, part * 32, nbytes, sums);
         if (round % 5 == 0) zinf_io_cancel(io, written.ticket);
         zinf_io_wait(io, written.ticket, -1);
-        submit(io, files, read, ZINF_IO_READ, part * 32, nbytes, false);
+        submit(io, files, read, ZINF_IO_READ, part * 32, nbytes, sums);
         if (round % 7 == 0) zinf_io_cancel(io, read.ticket);
         zinf_io_wait(io, read.ticket, -1);
         bool compare = !faults && round % 5 && round % 7;
@@ -139,7 +139,7 @@ void use_engine(int32_t engine, const Files& files, bool faults) {
     for (std::thread& caller : callers) caller.join();
     std::vector<Job> left(20);  // nobody waits for these
     for (size_t i = 0; i < left.size(); ++i)
-        submit(io, files, left[i], i % 2 ? ZINF_IO_READ : ZINF_IO_WRITE, 8 * i, 7 * kPage + i, false);
+        submit(io, files, left[i], i % 2 ? ZINF_IO_READ : ZINF_IO_WRITE, 8 * i, 7 * kPage + i, nullptr);
     zinf_io_retire(io);
     zinf_io_destroy(io);
 }

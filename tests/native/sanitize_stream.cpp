@@ -44,8 +44,10 @@ struct Program {
     std::vector<zinf_optim_tensor> tensors;
     zinf_optim_call call{};
     zinf_io_file file{};
+    std::vector<uint32_t> sums;  // of every page of the file
 
-    Program(const zinf_io_file& pair, unsigned char* memory) : file(pair) {
+    Program(const zinf_io_file& pair, unsigned char* memory)
+        : file(pair), sums(kBuckets * kBucketPages) {
         call.kind = ZINF_OPTIM_SGD;
         call.flags = ZINF_OPTIM_MOMENTUM;
         call.isa = -1;
@@ -82,8 +84,9 @@ struct Program {
     void request(int32_t channel, uint64_t bucket, unsigned char* slot, uint64_t pages) {
         requests.push_back({channel, 1, spans.size()});
         const uint64_t nbytes = pages * kPage;
+        uint32_t* const own = sums.data() + bucket * kBucketPages;
         spans.push_back({bucket * kBucketPages * kPage, reinterpret_cast<uint64_t>(slot), nbytes,
-                         nbytes, nbytes});
+                         nbytes, nbytes, own, 0, 0});
     }
 
     void compute(uint64_t bucket) {

@@ -108,27 +108,53 @@ def test_bytes_of_others_in_the_same_page_stay(io: NativeIO, file: FilePair) -> 
         assert os.pread(file.fd, SLOT, 0) == expected
 
 
-def test_files_striped_as_one(io: NativeIO, tmp_path: Path) -> None:
-    stripe, num_files, total = 2 * PAGE, 3, 100 * PAGE + 77
-    source, target = Memory(whole(total)), Memory(whole(total))
-    content = random.Random(1).randbytes(total)
+def test_spans_go_to_the_files_that_they_name(io: NativeIO, tmp_path: Path) -> None:
+    num_files, num_spans, nbytes = 3, 40, 2 * PAGE
+    source, target = Memory(num_spans * nbytes), Memory(num_spans * nbytes)
+    content = random.Random(1).randbytes(num_spans * nbytes)
     source.put(0, content)
     with ExitStack() as stack:
         paths = [tmp_path / f"stripe{i}" for i in range(num_files)]
         files = [stack.enter_context(opened(path, 40 * PAGE)) for path in paths]
-        at = 3 * PAGE  # not at the beginning of a stripe
         for channel, memory in ((IOChannel.WRITE, source), (IOChannel.READ, target)):
-            span = IOSpan(at, memory.address, total, whole(total), whole(total))
-            result = carried_out(io, channel, [span], files, stripe_bytes=stripe)
-            assert result.error == 0
+            spans = [
+                IOSpan(
+                    i // num_files * nbytes,
+                    memory.address + i * nbytes,
+                    nbytes,
+                    nbytes,
+                    nbytes,
+                    file=i % num_files,
+                )
+                for i in range(num_spans)
+            ]
+            assert carried_out(io, channel, spans, files).error == 0
         parts = [path.read_bytes() for path in paths]
-    assert target.get(0, total) == content
-    for start in range(0, total, PAGE):
-        number, inside = divmod(at + start, stripe)
-        place = number // num_files * stripe + inside
-        nbytes = min(PAGE, total - start)
-        part = parts[number % num_files][place : place + nbytes]
-        assert part == content[start : start + nbytes]
+    assert target.get() == content
+    for i in range(num_spans):
+        place = i // num_files * nbytes
+        written = parts[i % num_files][place : place + nbytes]
+        assert written == content[i * nbytes : (i + 1) * nbytes]
+
+
+def test_an_error_names_the_file(io: NativeIO, tmp_path: Path) -> None:
+    memory = Memory(2 * PAGE)
+    with ExitStack() as stack:
+        sizes = (2 * PAGE, PAGE)  # the second file is too short
+        opened_files = (opened(tmp_path / str(size), size) for size in sizes)
+        files = [stack.enter_context(each) for each in opened_files]
+        spans = [
+            IOSpan(PAGE, memory.address + at * PAGE, PAGE, PAGE, PAGE, file=at) for at in (0, 1)
+        ]
+        result = carried_out(io, IOChannel.READ, spans, files)
+    assert (result.error, result.file, result.offset) == (errno.ENODATA, 1, PAGE)
+
+
+def test_a_span_of_no_file_is_refused(io: NativeIO, file: FilePair) -> None:
+    memory = Memory(PAGE)
+    with pytest.raises(NativeError) as raised:
+        io.submit(IOChannel.READ, [IOSpan(0, memory.address, 1, 1, 1, file=1)], [file])
+    assert raised.value.errno == errno.EINVAL
 
 
 def test_memory_is_copied(io: NativeIO) -> None:

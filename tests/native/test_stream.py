@@ -23,6 +23,7 @@ from zcompile.runtime.native_stream import (
     NativeStream,
     Program,
     RequestFailed,
+    SpanRow,
     StepKind,
     UpdateCall,
 )
@@ -45,10 +46,10 @@ def io(native: Native, request: pytest.FixtureRequest) -> Generator[NativeIO, No
     io.close()
 
 
-def span(memory: Memory, in_memory: int, in_file: int, count: int = 1) -> tuple[int, ...]:
+def span(memory: Memory, in_memory: int, in_file: int, count: int = 1) -> SpanRow:
     """Return ``count`` pages of memory and file, from these pages on."""
     nbytes = count * PAGE
-    return in_file * PAGE, memory.address + in_memory * PAGE, nbytes, nbytes, nbytes
+    return in_file * PAGE, memory.address + in_memory * PAGE, nbytes, nbytes, nbytes, 0, 0, 0
 
 
 def requests(program: Program, *made: tuple[IOChannel, Any]) -> None:
@@ -97,7 +98,7 @@ def test_a_program_reads_updates_and_writes(native: Native, io: NativeIO, file: 
         (IOChannel.READ, span(memory, 2, 5, 2)),
         (IOChannel.WRITE, span(memory, 2, 9)),
         (IOChannel.READ, span(memory, 0, 9)),
-        (IOChannel.COPY_OUT, (memory.address, outside.address, PAGE, PAGE, PAGE)),
+        (IOChannel.COPY_OUT, (memory.address, outside.address, PAGE, PAGE, PAGE, 0, 0, 0)),
     )
     program.updates.append(descent(memory, 2, 3))
     program.vacancies.append((memory.address + 2 * PAGE, 2 * PAGE))
@@ -285,7 +286,7 @@ def test_what_makes_no_sense_is_refused(
 def test_requests_that_make_no_sense_are_refused(
     native: Native, io: NativeIO, file: FilePair, request_: tuple[IOChannel, int, int]
 ) -> None:
-    program = Program(requests=[request_], spans=[span(Memory(PAGE), 0, 0)])  # type: ignore[list-item]
+    program = Program(requests=[request_], spans=[span(Memory(PAGE), 0, 0)])
     with pytest.raises(NativeError) as caught:
         NativeStream(native, io, None, program, [file])
     assert caught.value.errno == errno.EINVAL

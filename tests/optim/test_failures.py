@@ -119,7 +119,12 @@ def test_a_full_disk_is_found_before_anything_moves(
             if len(rows) > 3:
                 nbytes, label = wanted[0]
                 raise StorageError.during(
-                    "allocate", errno.ENOSPC, file=self.path, offset=0, nbytes=nbytes, label=label
+                    "allocate",
+                    errno.ENOSPC,
+                    file=self.files[0].path,
+                    offset=0,
+                    nbytes=nbytes,
+                    label=label,
                 )
             return lease_row(self, wanted)
 
@@ -143,7 +148,12 @@ def test_a_disk_that_is_full_after_a_step_does_not_undo_it(
         def full(self: ExtentFile, nbytes: int, label: str) -> Lease:
             if ":exp_" in label:
                 raise StorageError.during(
-                    "allocate", errno.ENOSPC, file=self.path, offset=0, nbytes=nbytes, label=label
+                    "allocate",
+                    errno.ENOSPC,
+                    file=self.files[0].path,
+                    offset=0,
+                    nbytes=nbytes,
+                    label=label,
                 )
             return lease(self, nbytes, label)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from zcompile.ir import PAGE_BYTES
 from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.file_io import FileIO, refusal
 from zcompile.runtime.folder import RunFolder
@@ -25,13 +27,24 @@ def io(request: pytest.FixtureRequest) -> FileIO:
     return way
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of modules that say ``STRIPED`` in one folder, and striped over three."""
+    module: Any = metafunc.module
+    if getattr(module, "STRIPED", False) and "extent_file" in metafunc.fixturenames:
+        metafunc.parametrize("extent_file", [1, 3], ids=["one", "striped"], indirect=True)
+
+
 @pytest.fixture
-def extent_file(tmp_path: Path) -> Generator[ExtentFile, None, None]:
-    folder = RunFolder.create(tmp_path / "swap")
-    file = ExtentFile(folder, slab_bytes=1 << 20)
+def extent_file(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Generator[ExtentFile, None, None]:
+    num_folders = getattr(request, "param", 1)
+    folders = RunFolder.create_all(tmp_path / f"swap{at or ''}" for at in range(num_folders))
+    file = ExtentFile(folders, slab_bytes=1 << 20, stripe_bytes=2 * PAGE_BYTES)
     yield file
     file.close()
-    folder.close()
+    for folder in folders:
+        folder.close()
 
 
 @pytest.fixture

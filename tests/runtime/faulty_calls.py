@@ -55,7 +55,8 @@ class NativeFaults:
         def inject(after: bool, call: IOCall) -> None:
             if after:
                 return
-            self.fds.append(self._file.direct_fd if call.direct else self._file.fd)
+            file = self._file.files[0]
+            self.fds.append(file.direct_fd if call.direct else file.fd)
             try:
                 call.nbytes = fault(len(self.fds), call.nbytes)
             except OSError as error:

@@ -25,6 +25,8 @@ from zcompile.runtime.machine import Machine
 from zcompile.runtime.recording import RecordingExecutor
 from zcompile.runtime.transfers import Transfers
 
+STRIPED = True
+
 EXECUTORS = [
     ("recording", USABLE[0]),
     *(("cpu", io) for io in USABLE),

@@ -29,11 +29,11 @@ def test_an_extent_is_aligned_and_has_room_for_its_bytes(extent_file: ExtentFile
 
 def test_the_file_is_private_never_sparse_and_says_what_it_is(extent_file: ExtentFile) -> None:
     extent_file.lease(5 << 20, "w")
-    status = extent_file.path.stat()
+    status = extent_file.files[0].path.stat()
     assert stat.S_IMODE(status.st_mode) == 0o600
     assert status.st_size == extent_file.size_bytes
     assert status.st_blocks * 512 >= status.st_size
-    header = json.loads(extent_file.path.read_bytes()[:PAGE_BYTES])
+    header = json.loads(extent_file.files[0].path.read_bytes()[:PAGE_BYTES])
     assert header == {
         "magic": "zinf extents",
         "version": 1,
@@ -122,7 +122,7 @@ def test_a_forked_child_takes_and_frees_nothing(extent_file: ExtentFile) -> None
 
 
 def test_direct_descriptor_or_the_reason_why_not(extent_file: ExtentFile) -> None:
-    assert (extent_file.direct_fd is None) == (extent_file.direct_refusal is not None)
+    assert (extent_file.files[0].direct_fd is None) == (extent_file.direct_refusal is not None)
 
 
 def test_a_full_disk_names_file_tensor_and_remedy(
@@ -140,12 +140,12 @@ def test_a_full_disk_names_file_tensor_and_remedy(
         extent_file.lease(10_000, "layers.0.weight")
     error = caught.value
     assert error.errno == errno.ENOSPC
-    assert error.filename == str(extent_file.path)
+    assert error.filename == str(extent_file.files[0].path)
     assert (error.offset, error.nbytes, error.label) == (before, 12_288, "layers.0.weight")
-    for part in ("allocate layers.0.weight", "ENOSPC", str(extent_file.path), "nvme_dir"):
+    for part in ("allocate layers.0.weight", "ENOSPC", str(extent_file.files[0].path), "nvme_dir"):
         assert part in str(error)
     assert asked == [1 << 20, 12_288], "a slab, then just what is needed"
-    assert extent_file.path.stat().st_size == before
+    assert extent_file.files[0].path.stat().st_size == before
     monkeypatch.undo()
     assert extent_file.lease(10_000, "layers.0.weight").offset == before
 
@@ -171,7 +171,7 @@ def test_a_small_disk_is_used_to_the_last_page(
 
 
 def test_a_vanished_file_is_noticed(extent_file: ExtentFile) -> None:
-    extent_file.path.unlink()
+    extent_file.files[0].path.unlink()
     with pytest.raises(StorageError, match=r"lease w: .*ENOENT.*vanished") as caught:
         extent_file.lease(1, "w")
     assert caught.value.errno == errno.ENOENT
@@ -185,10 +185,10 @@ def test_nothing_is_leased_after_closing(extent_file: ExtentFile) -> None:
 
 
 def test_the_descriptors_close_with_the_last_reference(extent_file: ExtentFile) -> None:
-    file = ExtentFile(RunFolder.create(extent_file.folder.path.parent))
+    file = ExtentFile(RunFolder.create(extent_file.files[0].folder.path.parent))
     lease = file.lease(1, "w")
-    fd = file.fd
-    path = file.path
+    fd = file.files[0].fd
+    path = file.files[0].path
     del file
     os.fstat(fd)  # the lease still refers to the file
     del lease

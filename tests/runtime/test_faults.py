@@ -86,7 +86,7 @@ SHORT: dict[str, Fault] = {
 def test_short_calls_are_continued(disk: Patient, name: str) -> None:
     def fault(call: int, nbytes: int) -> int:
         short = SHORT[name](call, nbytes)
-        if disk.calls.fds[-1] == disk.file.direct_fd:  # which moves whole pages only
+        if disk.calls.fds[-1] == disk.file.files[0].direct_fd:  # which moves whole pages only
             return max(short // PAGE_BYTES, 1) * PAGE_BYTES
         return short
 
@@ -138,7 +138,7 @@ def test_an_error_names_file_offset_length_and_tensor(disk: Patient, code: int) 
     ):
         disk.write()
     error = raised.value
-    assert (error.errno, error.filename) == (code, str(disk.file.path))
+    assert (error.errno, error.filename) == (code, str(disk.file.files[0].path))
     assert (error.offset - disk.lease.offset) % BLOCK_BYTES == 0
     assert 0 < error.nbytes <= BLOCK_BYTES
     assert error.label == "layers.0.weight"
@@ -184,7 +184,7 @@ def outcome(call: Callable[[], object]) -> StorageError | None:
 
 def test_refused_direct_calls_fall_back_to_the_page_cache(disk: Patient) -> None:
     def fault(_call: int, nbytes: int) -> int:
-        if disk.calls.fds[-1] == disk.file.direct_fd:
+        if disk.calls.fds[-1] == disk.file.files[0].direct_fd:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return nbytes
 
@@ -195,7 +195,7 @@ def test_refused_direct_calls_fall_back_to_the_page_cache(disk: Patient) -> None
         assert "O_DIRECT" in reason
         disk.calls.fds.clear()
         assert_works(disk)
-        assert disk.file.direct_fd not in disk.calls.fds, "a refusal is remembered"
+        assert disk.file.files[0].direct_fd not in disk.calls.fds, "a refusal is remembered"
 
 
 def test_an_invalid_call_without_direct_io_is_an_error(disk: Patient) -> None:
@@ -205,7 +205,7 @@ def test_an_invalid_call_without_direct_io_is_an_error(disk: Patient) -> None:
 
 def test_a_truncated_file(disk: Patient) -> None:
     disk.write()
-    os.truncate(disk.file.path, disk.lease.offset + PAGE_BYTES)
+    os.truncate(disk.file.files[0].path, disk.lease.offset + PAGE_BYTES)
     with pytest.raises(StorageError, match="cannot read layers") as raised:
         disk.read()
     assert raised.value.errno == errno.ENODATA
@@ -215,7 +215,7 @@ def test_a_truncated_file(disk: Patient) -> None:
 
 def test_a_removed_folder_leaves_the_open_file_readable(disk: Patient) -> None:
     disk.write()
-    shutil.rmtree(disk.file.folder.path)
+    shutil.rmtree(disk.file.files[0].folder.path)
     assert disk.read() == disk.content
     with pytest.raises(StorageError, match="vanished"):
         disk.file.lease(1, "layers.0.weight.grad")

@@ -23,6 +23,8 @@ from zcompile.runtime.ledger import Ledger
 from zcompile.runtime.procfs import resident_bytes_of
 from zcompile.runtime.transfers import Copies
 
+STRIPED = True
+
 AWAY = [Tier.NVME, Tier.HOST]
 
 
@@ -125,7 +127,9 @@ def act(homes: Homes, living: list[torch.Tensor], action: str, number: int) -> N
 def shows_its_extent(homes: Homes, tensor: torch.Tensor) -> bool:
     lease = home_of(homes, tensor).lease
     assert lease is not None
-    stored = os.pread(lease.file.fd, tensor.nbytes, lease.offset)
+    files = lease.file.files
+    parts = [os.pread(files[each.file].fd, each.nbytes, each.offset) for each in lease.pieces()]
+    stored = b"".join(parts)[: tensor.nbytes]
     return stored == tensor.numpy().tobytes() and bool(tensor.eq(tensor[0]).all())
 
 
@@ -167,7 +171,9 @@ def test_swapping_keeps_address_and_record(homes: Homes, extent_file: ExtentFile
     tensor = homes.fresh("w", Tier.NVME, torch.float32, (1024,), (1,))
     home = home_of(homes, tensor.fill_(1.0))
     shadow = homes.lease(home.nbytes, "w")
-    os.pwrite(extent_file.fd, torch.full((1024,), 2.0).numpy().tobytes(), shadow.offset)
+    (page,) = shadow.pieces()
+    content = torch.full((1024,), 2.0).numpy().tobytes()
+    os.pwrite(extent_file.files[page.file].fd, content, page.offset)
     homes.swap(home, shadow)
     assert tensor.eq(2.0).all()
     assert home_of(homes, tensor) is home
@@ -197,9 +203,9 @@ def test_trimming_drops_every_page_and_no_byte(homes: Homes, extent_file: Extent
     tensors = [homes.fresh("w", Tier.NVME, torch.float32, (1 << 18,), (1,)) for _ in range(4)]
     for value, tensor in enumerate(tensors):
         tensor.fill_(value)
-    assert resident_bytes_of(extent_file.path) > 0
+    assert resident_bytes_of(extent_file.files[0].path) > 0
     homes.trim()
-    assert resident_bytes_of(extent_file.path) == 0
+    assert resident_bytes_of(extent_file.files[0].path) == 0
     assert [tensor.mean().item() for tensor in tensors] == [0.0, 1.0, 2.0, 3.0]
 
 
@@ -211,7 +217,7 @@ def test_tensors_outlive_homes_file_and_folder(extent_file: ExtentFile) -> None:
     del homes
     gc.collect()
     extent_file.close()
-    extent_file.folder.close()
+    extent_file.files[0].folder.close()
     assert tensor.add_(1.0).eq(4.0).all()
 
 

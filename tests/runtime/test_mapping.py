@@ -18,6 +18,7 @@ from zcompile.runtime.errors import StorageError
 from zcompile.runtime.extents import ExtentFile, Lease
 from zcompile.runtime.mapping import FileMapper, HomeMapping, map_host
 from zcompile.runtime.procfs import disk_traffic, resident_bytes_of
+from zcompile.runtime.stripes import STRIPE_BYTES
 
 NUMEL = 3 * PAGE_BYTES // 4
 
@@ -61,8 +62,8 @@ def bytes_of(arena: Arena) -> ctypes.Array[ctypes.c_char]:
 
 
 def direct_fd(lease: Lease) -> int:
-    fd = lease.file.direct_fd
-    assert fd is not None, lease.file.direct_refusal
+    fd = lease.file.files[0].direct_fd
+    assert fd is not None, lease.file.files[0].direct_refusal
     return fd
 
 
@@ -163,12 +164,12 @@ def test_the_last_tensor_ends_mapping_and_lease(
     del tensor
     gc.collect()
     assert not ended
-    assert str(extent_file.path) in Path("/proc/self/maps").read_text()
+    assert str(extent_file.files[0].path) in Path("/proc/self/maps").read_text()
     del view
     assert ended == [mapping]
     assert mapping.lease is None
     assert mapping.buffer() is None
-    assert str(extent_file.path) not in Path("/proc/self/maps").read_text()
+    assert str(extent_file.files[0].path) not in Path("/proc/self/maps").read_text()
     assert extent_file.leased_bytes == 0
 
 
@@ -183,9 +184,9 @@ def test_an_extent_is_mapped_beside_its_neighbours(
     }
     assert len(bases) == 1
     assert bases.pop() % (2 << 20) == 0
-    assert Path("/proc/self/maps").read_text().count(str(extent_file.path)) == 1
+    assert Path("/proc/self/maps").read_text().count(str(extent_file.files[0].path)) == 1
     del buffers
-    assert Path("/proc/self/maps").read_text().count(str(extent_file.path)) == 0
+    assert Path("/proc/self/maps").read_text().count(str(extent_file.files[0].path)) == 0
 
 
 def test_an_extent_is_mapped_elsewhere_while_its_address_shows_another(
@@ -228,6 +229,8 @@ def test_addresses_are_reserved_until_mapper_and_tensors_have_gone(
 
 
 def test_a_large_file_gets_addresses_too(extent_file: ExtentFile, mapper: FileMapper) -> None:
+    start = extent_file.stripes.end
+    extent_file.stripes = extent_file.stripes.grown(6 << 40, STRIPE_BYTES, [(0, start)])
     far = Lease(extent_file, 1, 5 << 40, 5000, "w")
     assert (mapper.map(far).address - far.offset) % (2 << 20) == 0
 
@@ -237,7 +240,7 @@ def test_trimming_loses_no_byte(extent_file: ExtentFile, mapper: FileMapper) -> 
     tensor = open_floats(mapping)
     tensor.copy_(torch.arange(NUMEL))
     mapper.trim()
-    assert resident_bytes_of(extent_file.path) == 0
+    assert resident_bytes_of(extent_file.files[0].path) == 0
     assert torch.equal(tensor, torch.arange(NUMEL, dtype=torch.float32))
 
 
@@ -265,4 +268,4 @@ def test_a_failing_map_names_file_and_tensor(extent_file: ExtentFile, mapper: Fi
     extent_file.close()
     with pytest.raises(StorageError, match=r"map layers\.0\.weight: 100 B.*EBADF") as caught:
         mapper.map(lease)
-    assert caught.value.filename == str(extent_file.path)
+    assert caught.value.filename == str(extent_file.files[0].path)

@@ -18,7 +18,7 @@ NBYTES = 24 << 20
 
 def test_direct_writes_and_reads_are_counted_as_disk_traffic(extent_file: ExtentFile) -> None:
     lease = extent_file.lease(NBYTES, "w")
-    fd = extent_file.direct_fd
+    fd = extent_file.files[0].direct_fd
     assert fd is not None, extent_file.direct_refusal
     mapping = FileMapper().map(lease)
     block = memoryview(mapping.open(lambda _: None)).cast("B")[: 1 << 20]
@@ -40,9 +40,9 @@ def test_touched_pages_of_a_file_are_resident_until_trimmed(extent_file: ExtentF
     after = memory_use()
     assert after.file_bytes - before.file_bytes == pytest.approx(NBYTES, abs=1 << 20)
     assert pages.resident_bytes() - idle == pytest.approx(NBYTES, abs=1 << 20)
-    assert resident_bytes_of(extent_file.path) == NBYTES
+    assert resident_bytes_of(extent_file.files[0].path) == NBYTES
     mapper.trim()
-    assert resident_bytes_of(extent_file.path) == 0
+    assert resident_bytes_of(extent_file.files[0].path) == 0
     assert pages.resident_bytes() - idle < 1 << 20
     assert memoryview(buffer).cast("B")[NBYTES - 1] == ord("x")
     pages.close()

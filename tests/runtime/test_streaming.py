@@ -38,6 +38,14 @@ from zcompile.runtime.spot import Move
 from zcompile.runtime.streaming import Translator, can_translate, join
 from zcompile.runtime.transfers import Transfers
 
+STRIPED = True
+
+
+def in_place(span: Span) -> tuple[Span, ...]:
+    """Return where a span lies if there is one file."""
+    return (span,)
+
+
 NATIVE = [io for io in USABLE if io is not FileIO.PYTHON]
 
 
@@ -175,7 +183,7 @@ arena 16384 B
 
 
 def test_what_a_kernel_needs_is_one_request_and_what_lies_side_by_side_one_span() -> None:
-    translator = Translator(SIDE_BY_SIDE, Rows(SIDE_BY_SIDE), InPython().calls)
+    translator = Translator(SIDE_BY_SIDE, Rows(SIDE_BY_SIDE), InPython().calls, in_place)
     assert translator.begin().program.steps == [(StepKind.START, 0), (StepKind.START, 1)]
     made = translator.finish()
     program = made.program
@@ -202,7 +210,7 @@ def test_what_a_kernel_needs_is_one_request_and_what_lies_side_by_side_one_span(
     ]
     assert [name for name, _ in made.returns] == ["one", "two"]
     assert made.kept == ["p", "m", "g", "q", "p", "m", "q"]
-    assert made.label(0, 2 * PAGE_BYTES + 1) == "g"
+    assert made.label(0, 0, 2 * PAGE_BYTES + 1, in_place) == "g"
 
 
 def test_other_kernels_are_left_to_the_steps() -> None:

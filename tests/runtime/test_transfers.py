@@ -20,6 +20,8 @@ from zcompile.runtime.file_io import FileIO
 from zcompile.runtime.ledger import Channel, Ledger
 from zcompile.runtime.transfers import Transfers
 
+STRIPED = True
+
 BLOCK_BYTES = 2 * PAGE_BYTES
 LARGEST = 16_385
 SIZES = sorted({*range(1, LARGEST + 1, 127), 4095, 4096, 4097, 8191, 8192, 8193, 16_384, LARGEST})

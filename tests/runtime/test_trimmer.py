@@ -89,9 +89,9 @@ def test_the_thread_does_without_priority(
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     tensor = homes.fresh("g", Tier.NVME, torch.float32, (16 * MIB,), (1,)).fill_(1.0)
     deadline = time.monotonic() + 10
-    while resident_bytes_of(extent_file.path) > 0 and time.monotonic() < deadline:
+    while resident_bytes_of(extent_file.files[0].path) > 0 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert resident_bytes_of(extent_file.path) <= 8 * MIB
+    assert resident_bytes_of(extent_file.files[0].path) <= 8 * MIB
     assert tensor.eq(1.0).all()
 
 
@@ -143,7 +143,7 @@ def test_trimming_at_the_start_of_a_graph_leaves_no_page(
         tensor.fill_(1.0)
     homes.trim()
     assert torch.ones(100).sum().item() == 100.0
-    assert resident_bytes_of(extent_file.path) == 0
+    assert resident_bytes_of(extent_file.files[0].path) == 0
     assert all(tensor.eq(1.0).all() for tensor in tensors)
 
 

@@ -5,15 +5,40 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from zcompile.runtime.blocks import cut
+from zcompile.runtime.extents import Lease
 from zcompile.runtime.syscalls import SystemCalls
 
 NUM_THREADS = 4
 BLOCK_BYTES = 8 << 20
 
 
-def direct_loop(fd: int, offset: int, address: int, nbytes: int, *, write: bool) -> None:
-    """Move ``nbytes`` between the file, opened with O_DIRECT, and memory; all are whole pages.
+class Block(NamedTuple):
+    """``nbytes`` between ``offset`` of a file and memory at ``address``; all are whole pages."""
+
+    fd: int
+    offset: int
+    address: int
+    nbytes: int
+
+
+def blocks_of(lease: Lease, address: int) -> Iterator[Block]:
+    """Yield the blocks of an extent and of memory of its size.
+
+    Their files are opened with O_DIRECT, and none refuses it.
+    """
+    for piece in lease.pieces():
+        fd = lease.file.files[piece.file].direct_fd
+        assert fd is not None, "the file system refuses O_DIRECT"
+        for at, nbytes in cut(piece.nbytes, BLOCK_BYTES):
+            yield Block(fd, piece.offset + at, address + piece.start + at, nbytes)
+
+
+def direct_loop(blocks: Sequence[Block], *, write: bool) -> None:
+    """Move ``blocks``, every fourth in a thread.
 
     What the engines are measured against: it needs memory for everything, order for nothing.
     Raises ``OSError`` where a thread met one.
@@ -24,19 +49,17 @@ def direct_loop(fd: int, offset: int, address: int, nbytes: int, *, write: bool)
 
     def move(first: int) -> None:
         try:
-            for at in range(first, nbytes, NUM_THREADS * BLOCK_BYTES):
-                end = min(at + BLOCK_BYTES, nbytes)
-                while at < end:
-                    moved = call(fd, address + at, end - at, offset + at)
+            for fd, offset, address, nbytes in blocks[first::NUM_THREADS]:
+                done = 0
+                while done < nbytes:
+                    moved = call(fd, address + done, nbytes - done, offset + done)
                     if moved == 0:
                         raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
-                    at += moved
+                    done += moved
         except OSError as error:
             failed.append(error)
 
-    threads = [
-        threading.Thread(target=move, args=(number * BLOCK_BYTES,)) for number in range(NUM_THREADS)
-    ]
+    threads = [threading.Thread(target=move, args=(number,)) for number in range(NUM_THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,14 +1,14 @@
-"""How fast a folder is read and written, by each way that works here."""
+"""How fast a folder, or several striped as one, is read and written, by each way that works."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from zcompile.bench.direct_loop import direct_loop
+from zcompile.bench.direct_loop import blocks_of, direct_loop
 from zcompile.bench.effort import Effort
 from zcompile.bench.figure import Figure, Scale, Unit, figures_of
 from zcompile.bench.sampling import Spread, alternate, cpu_share, timed
@@ -61,21 +61,21 @@ class Rig:
         def move() -> None:
             self.start(self.ways[io], write=write, nbytes=self.nbytes).wait()
             if self._cached(io) and write:
-                os.fsync(self.file.fd)
+                for each in self.file.files:
+                    os.fsync(each.fd)
 
         def run() -> float:
             if self._cached(io) and not write:
-                os.posix_fadvise(self.file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                for each in self.file.files:
+                    os.posix_fadvise(each.fd, 0, 0, os.POSIX_FADV_DONTNEED)
             return timed(move)()
 
         return run
 
     def loop(self, *, write: bool) -> Callable[[], float]:
         """Return the same by four threads of direct I/O, to which nothing is in the way."""
-        fd = self.file.direct_fd
-        assert fd is not None
-        place = (fd, self.lease.offset, self.memory.address, self.nbytes)
-        return timed(lambda: direct_loop(*place, write=write))
+        blocks = list(blocks_of(self.lease, self.memory.address))
+        return timed(lambda: direct_loop(blocks, write=write))
 
     def _cached(self, io: FileIO) -> bool:
         return self.ways[io].buffered_because is not None
@@ -89,15 +89,16 @@ def ways_here() -> tuple[FileIO, ...]:
 
 
 @contextmanager
-def rigged(nvme_dir: Path, effort: Effort) -> Generator[Rig]:
-    """Lend a file in ``nvme_dir``; however this ends, it is removed.
+def rigged(nvme_dirs: Sequence[Path], effort: Effort) -> Generator[Rig]:
+    """Lend a file in each of the folders, striped as one; however this ends, they are removed.
 
     Raises ``ValueError`` if the folder cannot be used, ``StorageError`` if the disk is full.
     """
     with ExitStack() as stack:
-        folder = RunFolder.create(nvme_dir)
-        stack.callback(folder.close)
-        file = ExtentFile(folder, slab_bytes=_LEAST_BYTES)
+        folders = RunFolder.create_all(nvme_dirs)
+        for folder in folders:
+            stack.callback(folder.close)
+        file = ExtentFile(folders, slab_bytes=_LEAST_BYTES)
         stack.callback(file.close)
         ways = {io: Transfers(file, Ledger(), io=io) for io in ways_here()}
         for transfers in ways.values():
@@ -120,7 +121,7 @@ def measure_direction(rig: Rig, effort: Effort, *, write: bool) -> Iterator[Figu
     """Yield the rate of each way in one direction, beside four threads of direct I/O."""
     runs = {io.value: rig.whole(io, write=write) for io in rig.ways}
     limits: dict[str, str] = {}
-    if rig.file.direct_fd is not None:
+    if all(each.direct_fd is not None for each in rig.file.files):
         limits = dict.fromkeys(runs, LOOP)
         runs[LOOP] = rig.loop(write=write)
     samples = alternate(runs, effort.pace(10))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,16 +25,16 @@ _FILE_STAGES = ("reading", "writing", "small pages and processors", "both direct
 _Stage = Callable[[], Iterator[Figure]]
 
 
-def measure(nvme_dir: Path, effort: Effort, progress: Progress) -> Measured:
-    """Measure memory, kernels, updates and ``nvme_dir``; leave nothing there, however it ends.
+def measure(nvme_dirs: Sequence[Path], effort: Effort, progress: Progress) -> Measured:
+    """Measure memory, kernels, updates and folders; leave nothing there, however it ends.
 
-    Raises ``ValueError`` if the folder cannot be used, ``StorageError`` if the disk is full.
+    Raises ``ValueError`` if a folder cannot be used, ``StorageError`` if a disk is full.
     """
     stages = _stages(effort)
     num_stages = len(stages) + len(_FILE_STAGES)
     figures: list[Figure] = []
-    # The folder first: one that cannot be used is refused at once.
-    with rigged(nvme_dir, effort) as rig:
+    # The folders first: one that cannot be used is refused at once.
+    with rigged(nvme_dirs, effort) as rig:
         files: tuple[_Stage, ...] = (
             partial(measure_direction, rig, effort, write=False),
             partial(measure_direction, rig, effort, write=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,14 +25,16 @@ LIMITS = (
 )
 
 
-def run_bench(folder: Path, env: Mapping[str, str], *, quick: bool, as_json: bool) -> None:
+def run_bench(
+    folders: Sequence[Path], env: Mapping[str, str], *, quick: bool, as_json: bool
+) -> None:
     """Measure, keep the figures and print them.
 
-    Raises ``ValueError`` or ``StorageError`` if the folder or the cache cannot be used.
+    Raises ``ValueError`` or ``StorageError`` if a folder or the cache cannot be used.
     """
     check_writable(here_path(env))  # and not after two minutes
     with progress_on(Console(stderr=True)) as progress:
-        record = measure_here(folder, QUICK if quick else WHOLE, progress, quick=quick)
+        record = measure_here(folders, QUICK if quick else WHOLE, progress, quick=quick)
     record.save(env)
     if told := disturbed(record.others_processors, os.cpu_count() or 1):
         Console(stderr=True).print(f"zinf: {told}", soft_wrap=True, style="yellow")
@@ -45,10 +47,12 @@ def run_bench(folder: Path, env: Mapping[str, str], *, quick: bool, as_json: boo
     console.print(f'kept for plans, as the machine "here": {here_path(env)}', soft_wrap=True)
 
 
-def measure_here(folder: Path, effort: Effort, progress: Progress, *, quick: bool) -> Record:
+def measure_here(
+    folders: Sequence[Path], effort: Effort, progress: Progress, *, quick: bool
+) -> Record:
     """Measure this machine and make its target."""
     when, before = datetime.now(UTC), Meter.now()
-    place = Place.here(folder)
-    measured = measure(folder, effort, progress)
+    place = Place.here(folders)
+    measured = measure(folders, effort, progress)
     others = Meter.now().others_since(before)
     return Record(when, quick, measured, hardware_of(measured, place, when), others)

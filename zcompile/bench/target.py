@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -38,24 +39,29 @@ _LEAST_SHARE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where it was measured: processors to use at once, threads that compute, bytes, the way."""
+    """Where it was measured: processors to use at once, threads that compute, bytes, the way.
+
+    ``folder_bytes`` is what is free in all ``folders``; those of one device are counted once.
+    """
 
     cpus: int
     threads: int
     memory_bytes: int
-    folder: Path
+    folders: tuple[Path, ...]
     folder_bytes: int
     io: FileIO
 
     @classmethod
-    def here(cls, nvme_dir: Path) -> Place:
-        """Return the machine that this runs on, with files in ``nvme_dir``."""
+    def here(cls, nvme_dirs: Sequence[Path]) -> Place:
+        """Return the machine that this runs on, with files in these folders."""
+        there = [each if each.exists() else each.parent for each in nvme_dirs]
+        devices = {each.stat().st_dev: each for each in there}
         return cls(
             cpus=available_cpus(),
             threads=torch.get_num_threads(),
             memory_bytes=available_memory_bytes(),
-            folder=nvme_dir,
-            folder_bytes=shutil.disk_usage(nvme_dir if nvme_dir.exists() else nvme_dir.parent).free,
+            folders=tuple(nvme_dirs),
+            folder_bytes=sum(shutil.disk_usage(each).free for each in devices.values()),
             io=choose(FileIO.AUTO).io,
         )
 
@@ -71,7 +77,8 @@ def hardware_of(measured: Measured, place: Place, when: datetime) -> Hardware:
         name=NAME,
         source=(
             f"zinf bench, {when.isoformat(timespec='minutes')}: {cpu_model()}, "
-            f"{place.threads} threads on {place.cpus} processors; files in {place.folder} by "
+            f"{place.threads} threads on {place.cpus} processors; files in "
+            f"{', '.join(map(str, place.folders))} by "
             f"{place.io}; rates are medians of what kernels, updates and copies reached."
         ),
         # The host's memory is the device's: counted once.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zcompile.doctor.files import folder_findings, io_findings
@@ -20,17 +20,17 @@ _PLANNING = Section("planning")
 _PEERS = Section("peers")
 
 
-def examine(env: Mapping[str, str], nvme_dir: Path | None = None) -> tuple[Finding, ...]:
+def examine(env: Mapping[str, str], nvme_dirs: Sequence[Path] = ()) -> tuple[Finding, ...]:
     """Look at install, system, files, optimizers, accelerators and what there is to compare with.
 
-    ``nvme_dir`` is tried with a file that is removed again.  Raises ``ValueError`` if it
+    Each of ``nvme_dirs`` is tried with a file that is removed again.  Raises ``ValueError`` if one
     cannot be used.
     """
     return (
         *install_findings(),
         *system_findings(),
         *io_findings(env),
-        *folder_findings(nvme_dir),
+        *folder_findings(nvme_dirs),
         *optimizer_findings(),
         *accelerator_findings(),
         _target(),

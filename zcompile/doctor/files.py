@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from zcompile.doctor.finding import Finding, Section
@@ -17,7 +17,7 @@ from zcompile.runtime.file_io import Choice, FileIO, choose, refusal
 from zcompile.runtime.folder import RunFolder
 from zcompile.runtime.ledger import Ledger
 from zcompile.runtime.native_carrier import NativeCarrier
-from zcompile.runtime.transfers import Transfers
+from zcompile.runtime.transfers import Transfers, sums_refusal
 
 _FILES = Section("files")
 _PROBE_BYTES = 1 << 20
@@ -54,15 +54,18 @@ def _ring() -> Finding:
     return _FILES.warning("io_uring", f"not used: {reason}", remedy)
 
 
-def folder_findings(nvme_dir: Path | None) -> tuple[Finding, ...]:
-    """Try ``nvme_dir`` as a run would use it; nothing is left there.
+def folder_findings(nvme_dirs: Sequence[Path]) -> tuple[Finding, ...]:
+    """Try ``nvme_dirs``, striped as one, as a run would use them; nothing is left there.
 
-    Raises ``ValueError`` if files cannot be made in it.
+    Raises ``ValueError`` if files cannot be made in one of them.
     """
-    if nvme_dir is None:
+    if not nvme_dirs:
         return (_FILES.note("folder", "none was tried", "zinf doctor --nvme-dir FOLDER tries one"),)
-    with _existing(nvme_dir):
-        return _file_system(nvme_dir), _room(nvme_dir), *_tried(nvme_dir)
+    with ExitStack() as stack:
+        for folder in nvme_dirs:
+            stack.enter_context(_existing(folder))
+        each = [found for folder in nvme_dirs for found in (_file_system(folder), _room(folder))]
+        return (*each, *_devices(nvme_dirs), *_tried(nvme_dirs))
 
 
 @contextmanager
@@ -105,13 +108,27 @@ def _unescaped(point: str) -> str:
 
 def _room(folder: Path) -> Finding:
     usage = shutil.disk_usage(folder)
-    return _FILES.ok("room", f"{mebibytes(usage.free)} free of {mebibytes(usage.total)}")
+    free, total = mebibytes(usage.free), mebibytes(usage.total)
+    return _FILES.ok("room", f"{free} free of {total} at {folder}")
 
 
-def _tried(nvme_dir: Path) -> tuple[Finding, ...]:
-    run = RunFolder.create(nvme_dir)
+def _devices(folders: Sequence[Path]) -> tuple[Finding, ...]:
+    if len(folders) == 1:
+        return ()
+    of_device: dict[int, list[str]] = {}
+    for folder in folders:
+        of_device.setdefault(folder.stat().st_dev, []).append(str(folder))
+    shared = [" and ".join(names) for names in of_device.values() if len(names) > 1]
+    if shared:
+        says = f"{'; '.join(shared)} share a device: striping over them gains nothing"
+        return (_FILES.warning("devices", says, "name one folder of each device"),)
+    return (_FILES.ok("devices", f"{len(folders)}, striped as one"),)
+
+
+def _tried(nvme_dirs: Sequence[Path]) -> tuple[Finding, ...]:
+    runs = RunFolder.create_all(nvme_dirs)
     try:
-        file = ExtentFile(run, slab_bytes=2 * _PROBE_BYTES)
+        file = ExtentFile(runs, slab_bytes=2 * _PROBE_BYTES, stripe_bytes=_PROBE_BYTES, sums=True)
         transfers = Transfers(file, Ledger())
         try:
             return _round_trip(file, transfers)
@@ -121,18 +138,28 @@ def _tried(nvme_dir: Path) -> tuple[Finding, ...]:
     except StorageError as error:
         return (_FILES.warning("trial", str(error), "name another folder"),)
     finally:
-        run.close()
+        for run in runs:
+            run.close()
 
 
 def _round_trip(file: ExtentFile, transfers: Transfers) -> tuple[Finding, ...]:
-    """Write and read, aligned and not: then the status says what works."""
-    arena = Arena(2 * _PROBE_BYTES)
-    lease = file.lease(_PROBE_BYTES, "trial")
+    """Write and read in every folder, aligned and not: then the status says what works."""
+    nbytes = _PROBE_BYTES * len(file.files)
+    arena = Arena(nbytes + 64)
+    lease = file.lease(nbytes, "trial")
     for shift in (0, 64):
-        address, nbytes = arena.address + shift, _PROBE_BYTES - 64
+        address = arena.address + shift
         transfers.write(lease, 0, address, nbytes, "trial", keep=arena).wait()
         transfers.read(lease, 0, address, nbytes, "trial", keep=arena).wait()
-    return _direct(transfers.buffered_because), *_registered(transfers)
+    refusal = sums_refusal(file, transfers)
+    return _direct(transfers.buffered_because), _sums(refusal), *_registered(transfers)
+
+
+def _sums(refusal: str | None) -> Finding:
+    if refusal is None:
+        return _FILES.ok("checksums", "can be kept, of each page that is written")
+    remedy = "name a folder on ext4 or xfs, on a local drive, under Linux 6.5 or later"
+    return _FILES.warning("checksums", f"cannot be kept: {refusal}", remedy)
 
 
 def _direct(buffered_because: str | None) -> Finding:

@@ -22,21 +22,11 @@ bool is_sound(const zinf_io_direction& direction) {
            direction.buffer_bytes <= kMaxBlock;
 }
 
-bool sums_fit(const zinf_io_request& request, const zinf_io_direction& direction) {
-    uint64_t unit = request.checksum_bytes;
-    if (!is_pages(unit) || direction.block_bytes % unit || direction.buffer_bytes % unit)
-        return false;
-    if (request.num_files > 1 && request.stripe_bytes % unit) return false;
-    for (uint32_t i = 0; i < request.num_spans; ++i)
-        if (request.spans[i].offset % unit) return false;
-    return true;
-}
-
 }  // namespace
 
 namespace zinf {
 
-bool is_sound(const zinf_io_request& request, int32_t channel, const zinf_io_options& options) {
+bool is_sound(const zinf_io_request& request, int32_t channel) {
     if (channel < 0 || channel >= ZINF_IO_CHANNELS) return false;
     if (request.num_spans && !request.spans) return false;
     for (uint32_t i = 0; i < request.num_spans; ++i) {
@@ -44,16 +34,14 @@ bool is_sound(const zinf_io_request& request, int32_t channel, const zinf_io_opt
         if (span.offset + span.nbytes < span.offset || span.address + span.nbytes < span.address)
             return false;
     }
-    if (channel == ZINF_IO_COPY_IN || channel == ZINF_IO_COPY_OUT)
-        return request.num_files == 0 && !request.checksums;
+    if (channel == ZINF_IO_COPY_IN || channel == ZINF_IO_COPY_OUT) return request.num_files == 0;
     if (!request.files || request.num_files == 0) return false;
-    for (uint32_t i = 0; i < request.num_spans; ++i)
-        if (request.spans[i].memory_room < request.spans[i].nbytes ||
-            request.spans[i].file_room < request.spans[i].nbytes)
-            return false;
-    if (request.num_files > 1 && !is_pages(request.stripe_bytes)) return false;
-    return !request.checksums ||
-           sums_fit(request, channel == ZINF_IO_READ ? options.read : options.write);
+    for (uint32_t i = 0; i < request.num_spans; ++i) {
+        const zinf_io_span& span = request.spans[i];
+        if (span.memory_room < span.nbytes || span.file_room < span.nbytes) return false;
+        if (span.file >= request.num_files) return false;
+    }
+    return true;
 }
 
 }  // namespace zinf
@@ -71,7 +59,7 @@ int32_t zinf_io_create(const zinf_io_options* options, zinf_io** io) {
     if (!options || !io || !is_sound(options->read) || !is_sound(options->write)) return -EINVAL;
     if (options->engine != ZINF_IO_URING && options->engine != ZINF_IO_THREADS) return -EINVAL;
     try {
-        *io = new zinf_io{*options, zinf::Engine(*options)};
+        *io = new zinf_io{zinf::Engine(*options)};
     } catch (const std::bad_alloc&) {
         return -ENOMEM;
     }
@@ -84,7 +72,7 @@ void zinf_io_retire(zinf_io* io) { io->engine.retire(); }
 
 int32_t zinf_io_submit(zinf_io* io, int32_t channel, int32_t urgent,
                        const zinf_io_request* request, uint64_t* ticket) {
-    if (!io || !request || !ticket || !zinf::is_sound(*request, channel, io->options)) return -EINVAL;
+    if (!io || !request || !ticket || !zinf::is_sound(*request, channel)) return -EINVAL;
     try {
         return io->engine.submit(channel, urgent != 0, *request, ticket);
     } catch (const std::bad_alloc&) {

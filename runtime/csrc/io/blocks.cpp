@@ -10,8 +10,6 @@ namespace {
 // Memory is copied in blocks of this size, so that an urgent copy soon gets its turn.
 constexpr uint64_t kCopyBytes = uint64_t{4} << 20;
 
-uint64_t rounded_down(uint64_t nbytes, uint64_t unit) { return nbytes / unit * unit; }
-
 }  // namespace
 
 Cutter::Cutter(std::vector<zinf_io_span> spans, const Cuts& cuts)
@@ -21,9 +19,6 @@ Cutter::Cutter(std::vector<zinf_io_span> spans, const Cuts& cuts)
 
 void Cutter::skip_empty() {
     while (has_next() && position_ == spans_[span_].nbytes) {
-        if (cuts_.checksum_bytes)
-            checksums_before_ +=
-                (position_ + cuts_.checksum_bytes - 1) / cuts_.checksum_bytes;
         ++span_;
         position_ = 0;
     }
@@ -45,11 +40,7 @@ Cutter::Stretch Cutter::stretch() const {
     Route in_memory = (span.address + head) % kPage ? Route::kBounce : Route::kDirect;
     Route at_tail = tail_route(span, in_memory);
     uint64_t whole_end = span.nbytes;
-    if (at_tail != in_memory) {  // a checksum covers no two blocks
-        uint64_t unit = cuts_.checksum_bytes ? cuts_.checksum_bytes : kPage;
-        uint64_t tail = (span.nbytes - head) % kPage ? 1 : 0;
-        if (tail) whole_end = head + rounded_down(span.nbytes - head, unit);
-    }
+    if (at_tail != in_memory) whole_end -= (span.nbytes - head) % kPage;
     if (position_ < whole_end) return {head, whole_end, in_memory};
     return {whole_end, span.nbytes, at_tail};
 }
@@ -60,23 +51,13 @@ Block Cutter::next() {
     uint64_t limit = part.route == Route::kCopy     ? kCopyBytes
                      : part.route == Route::kBounce ? cuts_.buffer_bytes
                                                     : cuts_.block_bytes;
-    uint64_t nbytes = std::min(limit, part.end - position_);
     uint64_t offset = span.offset + position_;
-    if (cuts_.stripe_bytes)
-        nbytes = std::min(nbytes, cuts_.stripe_bytes - offset % cuts_.stripe_bytes);
-    Block block{0, offset, span.address + position_, nbytes, part.route, 0};
-    if (cuts_.checksum_bytes)
-        block.first_checksum = checksums_before_ + position_ / cuts_.checksum_bytes;
-    if (cuts_.stripe_bytes) place(&block, offset);
-    position_ += nbytes;
+    Block block{span.file, offset, span.address + position_,
+                std::min(limit, part.end - position_), part.route, nullptr};
+    if (span.sums) block.sums = span.sums + (offset / kPage - span.offset / kPage);
+    position_ += block.nbytes;
     skip_empty();
     return block;
-}
-
-void Cutter::place(Block* block, uint64_t offset) const {
-    uint64_t stripe = offset / cuts_.stripe_bytes;
-    block->file = static_cast<uint32_t>(stripe % cuts_.num_files);
-    block->offset = stripe / cuts_.num_files * cuts_.stripe_bytes + offset % cuts_.stripe_bytes;
 }
 
 }  // namespace zinf

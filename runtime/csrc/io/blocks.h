@@ -26,16 +26,13 @@ struct Block {
     uint64_t address;
     uint64_t nbytes;
     Route route;
-    uint64_t first_checksum;
+    uint32_t* sums;  // of its pages, the first one's first; null for none
 };
 
 // What the cuts depend on besides the spans.
 struct Cuts {
     uint64_t block_bytes;
     uint64_t buffer_bytes;
-    uint64_t stripe_bytes;    // 0 without stripes
-    uint64_t checksum_bytes;  // 0 without checksums
-    uint32_t num_files;
     bool copies;  // from memory to memory
 };
 
@@ -57,14 +54,12 @@ class Cutter {
     };
     Stretch stretch() const;
     Route tail_route(const zinf_io_span& span, Route in_memory) const;
-    void place(Block* block, uint64_t offset) const;
     void skip_empty();
 
     std::vector<zinf_io_span> spans_;
     Cuts cuts_;
     size_t span_ = 0;
-    uint64_t position_ = 0;         // in the span
-    uint64_t checksums_before_ = 0;  // of the spans that are done
+    uint64_t position_ = 0;  // in the span
 };
 
 }  // namespace zinf

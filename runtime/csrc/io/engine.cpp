@@ -61,19 +61,14 @@ int32_t Engine::submit(int32_t channel_index, bool urgent, const zinf_io_request
                        uint64_t* ticket, zinf_io_result* taker) {
     bool copies = channel_index == ZINF_IO_COPY_IN || channel_index == ZINF_IO_COPY_OUT;
     Channel& channel = *channels_[channel_index];
-    Cuts cuts{channel.direction.block_bytes,
-              channel.direction.buffer_bytes,
-              asked.num_files > 1 ? asked.stripe_bytes : 0,
-              asked.checksums ? asked.checksum_bytes : 0,
-              asked.num_files,
-              copies};
+    Cuts cuts{channel.direction.block_bytes, channel.direction.buffer_bytes, copies};
     std::vector<zinf_io_file> files(asked.files, asked.files + asked.num_files);
     std::vector<zinf_io_span> spans(asked.spans, asked.spans + asked.num_spans);
     std::lock_guard hold(lock_);
     if (retired_) return -ESHUTDOWN;
     auto request = std::unique_ptr<Request>(
-        new Request{++last_ticket_, channel_index, urgent, std::move(files), asked.checksums,
-                    asked.checksum_bytes, taker, Cutter(std::move(spans), cuts)});
+        new Request{++last_ticket_, channel_index, urgent, std::move(files), taker,
+                    Cutter(std::move(spans), cuts)});
     request->result.ticket = *ticket = request->ticket;
     if (!request->cutter.has_next()) {
         report(*request);

@@ -27,8 +27,6 @@ struct Request {
     const int32_t channel;
     const bool urgent;
     const std::vector<zinf_io_file> files;
-    uint32_t* const checksums;
-    const uint64_t checksum_bytes;
 
     zinf_io_result* const taker;  // where the result goes; null: to whoever reaps next
 
@@ -109,7 +107,7 @@ class Engine {
     int32_t conclude(Job& job);
     void finish(Channel& channel, Job& job, int32_t error, uint64_t moved_bytes);
     int64_t blocking_call(const Job& job);
-    int32_t check_sums(const Job& job, bool store);
+    int32_t check_sums(Job& job);
 
     // Requests.  The lock is held.
     void report(const Request& request);

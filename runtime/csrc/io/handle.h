@@ -5,13 +5,12 @@
 #include "zinf.h"
 
 extern "C" struct zinf_io {
-    zinf_io_options options;
     zinf::Engine engine;
 };
 
 namespace zinf {
 
-// Whether the request makes sense for an engine with these options.
-bool is_sound(const zinf_io_request& request, int32_t channel, const zinf_io_options& options);
+// Whether the request makes sense.
+bool is_sound(const zinf_io_request& request, int32_t channel);
 
 }  // namespace zinf

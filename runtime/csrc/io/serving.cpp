@@ -8,8 +8,8 @@
 #include <cstring>
 #include <system_error>
 
-#include "io/crc32c.h"
 #include "io/engine.h"
+#include "io/page_sums.h"
 #include "io/uring.h"
 
 namespace zinf {
@@ -112,7 +112,7 @@ bool Engine::equip(Channel& channel, Job& job, int32_t* error) {
 
 void Engine::begin(Job& job) {
     if (job.request->channel != ZINF_IO_WRITE) return;
-    if (job.request->checksums) check_sums(job, true);
+    if (job.block.sums) forget_sums(job.block.sums, job.block.offset, job.block.nbytes);
     if (job.route != Route::kBounce) return;
     std::memcpy(pointer(job.address), pointer(job.block.address), job.block.nbytes);
     // What an earlier block left in the rest of the page is not this request's.
@@ -173,22 +173,26 @@ int32_t Engine::digest(Job& job, int64_t result, bool* over) {
 }
 
 int32_t Engine::conclude(Job& job) {
-    if (job.request->channel != ZINF_IO_READ) return 0;
-    if (job.route == Route::kBounce)
+    const bool reads = job.request->channel == ZINF_IO_READ;
+    if (job.block.sums)
+        if (int32_t error = check_sums(job)) return error;
+    if (reads && job.route == Route::kBounce)
         std::memcpy(pointer(job.block.address), pointer(job.address), job.block.nbytes);
-    return job.request->checksums ? check_sums(job, false) : 0;
+    return 0;
 }
 
-int32_t Engine::check_sums(const Job& job, bool store) {
-    uint32_t* sum = job.request->checksums + job.block.first_checksum;
-    uint64_t unit = job.request->checksum_bytes;
-    for (uint64_t at = 0; at < job.block.nbytes; at += unit, ++sum) {
-        uint64_t nbytes = std::min(unit, job.block.nbytes - at);
-        uint32_t found = crc32c(0, pointer(job.block.address + at), nbytes);
-        if (store) *sum = found;
-        else if (*sum != found) return EBADMSG;
+int32_t Engine::check_sums(Job& job) {
+    // What has travelled: whole pages, unless it went through the page cache.
+    const Pages pages(job.block.offset, job.address, job.total, job.block.sums);
+    if (job.request->channel == ZINF_IO_WRITE) {
+        pages.store();
+        return 0;
     }
-    return 0;
+    uint64_t wrong = 0;
+    if (pages.compare(job.request->files[job.block.file].fd, &wrong)) return 0;
+    job.block.offset = wrong;
+    job.block.nbytes = kPage;
+    return EBADMSG;
 }
 
 }  // namespace zinf

@@ -7,7 +7,7 @@
 
 namespace {
 
-bool can_run(const zinf_stream_program& program, const zinf_io& io) {
+bool can_run(const zinf_stream_program& program) {
     if (!zinf::makes_sense(program)) return false;
     for (uint64_t i = 0; i < program.num_requests; ++i) {
         const zinf_stream_request& of = program.requests[i];
@@ -15,9 +15,11 @@ bool can_run(const zinf_stream_program& program, const zinf_io& io) {
         request.spans = program.spans + of.first_span;
         request.num_spans = of.num_spans;
         bool copies = of.channel == ZINF_IO_COPY_IN || of.channel == ZINF_IO_COPY_OUT;
-        if (!copies) request.files = program.files;
-        if (!copies) request.num_files = 1;
-        if (!zinf::is_sound(request, of.channel, io.options)) return false;
+        if (!copies) {
+            request.files = program.files;
+            request.num_files = static_cast<uint32_t>(program.num_files);
+        }
+        if (!zinf::is_sound(request, of.channel)) return false;
     }
     return true;
 }
@@ -28,15 +30,14 @@ extern "C" {
 
 struct zinf_stream {
     zinf::Stream stream;
-    zinf_io* io;
 };
 
 int32_t zinf_stream_create(zinf_io* io, zinf_pool* pool, const zinf_stream_program* program,
                            zinf_stream** stream) {
     if (!io || !program || !stream) return -EINVAL;
     try {
-        if (!can_run(*program, *io)) return -EINVAL;
-        *stream = new zinf_stream{{io->engine, pool, *program}, io};
+        if (!can_run(*program)) return -EINVAL;
+        *stream = new zinf_stream{{io->engine, pool, *program}};
     } catch (const std::bad_alloc&) {
         return -ENOMEM;
     }
@@ -46,7 +47,7 @@ int32_t zinf_stream_create(zinf_io* io, zinf_pool* pool, const zinf_stream_progr
 int32_t zinf_stream_extend(zinf_stream* stream, const zinf_stream_program* program) {
     if (!stream || !program) return -EINVAL;
     try {
-        if (!can_run(*program, *stream->io)) return -EINVAL;
+        if (!can_run(*program)) return -EINVAL;
         return stream->stream.extend(*program);
     } catch (const std::bad_alloc&) {
         return -ENOMEM;

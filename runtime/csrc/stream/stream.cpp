@@ -31,7 +31,7 @@ bool makes_sense(const zinf_stream_program& program) {
         const zinf_stream_request& request = program.requests[i];
         bool sensible = request.channel >= 0 && request.channel < ZINF_IO_CHANNELS &&
                         lies_within(request.first_span, request.num_spans, program.num_spans) &&
-                        (is_copy(request.channel) || program.num_files == 1);
+                        (is_copy(request.channel) || program.num_files >= 1);
         if (!sensible) return false;
     }
     for (uint64_t i = 0; i < program.num_updates; ++i) {
