@@ -9,7 +9,6 @@ were found over it: the array goes on showing what was there before the move, an
 
 from __future__ import annotations
 
-import gc
 import weakref
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -17,6 +16,8 @@ from contextlib import suppress
 from typing import cast
 
 from torch import Tensor, UntypedStorage, nn
+
+from zcompile.runtime.objects import all_objects
 
 _PLAIN_TYPES = (Tensor, nn.Parameter, nn.Buffer)
 """By exact type: what subclasses show of their memory may be anything."""
@@ -31,7 +32,7 @@ def tensors_within(stretches: Mapping[int, int]) -> dict[int, list[Tensor]]:
     """
     addresses = sorted(stretches)
     found: dict[int, list[Tensor]] = {address: [] for address in stretches}
-    for each in cast("list[object]", gc.get_objects()):
+    for each in all_objects():
         if type(each) not in _PLAIN_TYPES:
             continue
         tensor = cast("Tensor", each)

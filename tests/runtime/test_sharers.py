@@ -56,3 +56,17 @@ def test_memory_that_was_shown_to_numpy_is_kept_until_its_tensor_dies() -> None:
     del array
     gc.collect()
     assert gone() is None
+
+
+def test_what_was_set_aside_from_the_collector_is_found() -> None:
+    weight = torch.randn(8, 8)
+    row = weight[7]
+    gc.collect()
+    gc.freeze()
+    try:
+        assert gc.get_freeze_count() > 0
+        (found,) = tensors_within(dict([stretch_of(weight)])).values()
+        assert is_in(weight, found)
+        assert is_in(row, found)
+    finally:
+        gc.unfreeze()

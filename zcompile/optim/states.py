@@ -8,7 +8,6 @@ columns, stays where its optimizer made it.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -20,6 +19,7 @@ from torch.optim import Optimizer
 from zcompile.hooks import takes_hooks
 from zcompile.ir import PAGE_BYTES, Tier, value_name
 from zcompile.optim.host import Host
+from zcompile.runtime.objects import all_objects
 from zcompile.runtime.sharers import outlive, tensors_within
 
 SMALL_FRACTION = 16
@@ -107,8 +107,7 @@ def optimizers_over(names: Names) -> list[Optimizer]:
     Looks through everything that Python keeps track of: see ``sharers.tensors_within``.  A
     wrapper, such as accelerate's, is no optimizer of its own: the one within does the work.
     """
-    everything = cast("list[object]", gc.get_objects())
-    found = [cast("Optimizer", each) for each in everything if issubclass(type(each), Optimizer)]
+    found = [cast("Optimizer", each) for each in all_objects() if issubclass(type(each), Optimizer)]
     return [each for each in found if takes_hooks(each) and holds_managed(each, names)]
 
 
