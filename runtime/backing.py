@@ -11,7 +11,7 @@ from zcompile.ir import PAGE_BYTES
 from zcompile.runtime.errors import StorageError
 from zcompile.runtime.folder import EXTENTS_NAME, RunFolder
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says where there is no room left."""
 
 

@@ -9,6 +9,10 @@ from pathlib import Path
 _REMEDIES = {
     errno.ENOSPC: "free space there, or set the option nvme_dir to a folder on a larger disk",
     errno.EDQUOT: "raise the quota, or set the option nvme_dir to a folder outside it",
+    errno.EFBIG: (
+        "raise the limit on file sizes (ulimit -f), or set the option nvme_dir to a folder on a "
+        "file system with larger files"
+    ),
     errno.EIO: "the device reports a fault: check its health, or set the option nvme_dir elsewhere",
     errno.ENOENT: "the run's folder vanished: nothing may remove it while the process lives",
     errno.ENOMEM: "raise the system setting vm.max_map_count, or keep fewer tensors in files",

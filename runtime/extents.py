@@ -249,7 +249,7 @@ class ExtentFile:
         while True:
             growing = [each for each in range(len(self.files)) if each not in self._full]
             failed = self._append(max(missing, self._slab_bytes), growing)
-            if failed and failed[1] in FULL:  # a nearly full disk may have room for this one still
+            if failed and failed[1] in FULL:  # there may be room for this one still
                 failed = self._append(missing, growing)
             if not failed:
                 return

@@ -125,24 +125,28 @@ def test_direct_descriptor_or_the_reason_why_not(extent_file: ExtentFile) -> Non
     assert (extent_file.files[0].direct_fd is None) == (extent_file.direct_refusal is not None)
 
 
+@pytest.mark.parametrize(
+    ("code", "cause"), [(errno.ENOSPC, "ENOSPC"), (errno.EFBIG, r"EFBIG\); .*ulimit -f")]
+)
 def test_a_full_disk_names_file_tensor_and_remedy(
-    extent_file: ExtentFile, monkeypatch: pytest.MonkeyPatch
+    code: int, cause: str, extent_file: ExtentFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A limit on the size of a file is met in the same way."""
     asked: list[int] = []
 
     def full(_fd: int, _offset: int, nbytes: int) -> None:
         asked.append(nbytes)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     before = extent_file.size_bytes
-    with pytest.raises(StorageError) as caught:
+    with pytest.raises(StorageError, match=cause) as caught:
         extent_file.lease(10_000, "layers.0.weight")
     error = caught.value
-    assert error.errno == errno.ENOSPC
+    assert error.errno == code
     assert error.filename == str(extent_file.files[0].path)
     assert (error.offset, error.nbytes, error.label) == (before, 12_288, "layers.0.weight")
-    for part in ("allocate layers.0.weight", "ENOSPC", str(extent_file.files[0].path), "nvme_dir"):
+    for part in ("allocate layers.0.weight", str(extent_file.files[0].path), "nvme_dir"):
         assert part in str(error)
     assert asked == [1 << 20, 12_288], "a slab, then just what is needed"
     assert extent_file.files[0].path.stat().st_size == before
