@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from zcompile.ir import Tier
 from zcompile.registry import Registry
@@ -31,14 +32,13 @@ class Host(Protocol):
 class MovingIn:
     """Moves the parameters in a registry that are not at home.
 
-    It remembers by name what cannot be moved, and what goes where another parameter over the
-    same memory goes.
+    It remembers what cannot be moved, and what goes where another parameter over the same memory
+    goes, each by the address at which that was so.
     """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._left_alone: set[str] = set()
-        self._following: set[str] = set()
+        self._staying: MutableMapping[Tensor, int] = WeakIdKeyDictionary()
 
     def bring(self, host: Host, managed: Mapping[str, Tensor], homes: Mapping[str, Tier]) -> bool:
         """Bring ``managed`` to ``homes``; say whether anything had to move."""
@@ -52,8 +52,7 @@ class MovingIn:
         return bool(straying)
 
     def _may_move(self, parameter: Tensor) -> bool:
-        name = self._registry.name_of(parameter)
-        return name not in self._left_alone and name not in self._following
+        return not self._staying or self._staying.get(parameter) != parameter.data_ptr()
 
     def _adopt(
         self, machine: Machine, straying: Mapping[str, Tensor], homes: Mapping[str, Tier]
@@ -68,27 +67,34 @@ class MovingIn:
             over.setdefault(each.untyped_storage().data_ptr(), []).append(each)
         stretches = {at: each[0].untyped_storage().nbytes() for at, each in over.items()}
         moving: dict[Tier, list[tuple[str, Tensor]]] = {}
+        staying: list[Tensor] = []
         for at, sharers in tensors_within(stretches).items():
             own = {id(each) for each in over[at]}
             tensors = [*over[at], *(each for each in sharers if id(each) not in own)]
             names = [self._registry.name_of(each) or "" for each in tensors]
-            first, *others = sorted(name for name in names if name in homes)
-            self._following.update(others)
+            first = min(name for name in names if name in homes)
             for name, each in zip(names, tensors, strict=True):
                 if not name:
                     outlive(each)
+                elif name != first:
+                    staying.append(each)
                 label = name or f"a tensor over {first}"
                 moving.setdefault(homes[first], []).append((label, each))
         for tier, labelled in moving.items():
-            self._leave(machine.homes.adopt(labelled, tier, machine.transfers))
+            left = machine.homes.adopt(labelled, tier, machine.transfers)
+            labels = {each.label for each in left}
+            staying += [each for label, each in labelled if label in labels]
+            _tell(left)
+        for each in staying:
+            self._staying[each] = each.data_ptr()
 
-    def _leave(self, left: Sequence[LeftAlone]) -> None:
-        """Remember what cannot be moved, and tell of it once."""
-        if left:
-            self._left_alone.update(each.label for each in left)
-            reasons = "; ".join(f"{each.label}: {each.reason}" for each in left)
-            warnings.warn(
-                f"{len(left)} parameters stay in ordinary memory, outside the budgets "
-                f"({reasons}); give each dense memory of its own to have it managed",
-                stacklevel=2,
-            )
+
+def _tell(left: Sequence[LeftAlone]) -> None:
+    """Tell of what cannot be moved."""
+    if left:
+        reasons = "; ".join(f"{each.label}: {each.reason}" for each in left)
+        warnings.warn(
+            f"{len(left)} parameters stay in ordinary memory, outside the budgets "
+            f"({reasons}); give each dense memory of its own to have it managed",
+            stacklevel=2,
+        )

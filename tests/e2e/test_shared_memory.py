@@ -151,3 +151,42 @@ def test_saved_tensors_are_copied_for_a_while(swap_dir: Path) -> None:
         return seen
 
     check_same(script, swap_dir)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo looks at it
+@pytest.mark.filterwarnings("ignore:.*made .* bytes of states in ordinary memory")
+def test_what_was_tied_and_is_no_more_goes_home_by_itself(swap_dir: Path) -> None:
+    models: list[Tied] = []
+
+    def script(compile_model: Compile) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Tied()
+        models.append(model)
+        call = compile_model(model)
+        seen = trained(call, model)
+        model.up.weight.data = model.up.weight.data.clone()
+        return seen + trained(call, model)
+
+    (session,) = check_same(script, swap_dir)
+    weights = models[-1].up.weight, models[-1].down.weight
+    places = [session.machine.homes.find(each) for each in weights]
+    assert None not in places
+    assert places[0] != places[1]
+
+
+@pytest.mark.filterwarnings("ignore:.* stay in ordinary memory")
+def test_what_could_not_be_moved_goes_home_when_its_memory_is_another(swap_dir: Path) -> None:
+    models: list[nn.Sequential] = []
+
+    def script(compile_model: Compile) -> list[Tensor]:
+        model = stacked()
+        models.append(model)
+        linear(model, 2).weight.data.share_memory_()
+        call = compile_model(model)
+        seen = trained(call, model)
+        weight = linear(model, 2).weight
+        weight.data = weight.data.clone()
+        return seen + trained(call, model)
+
+    (session,) = check_same(script, swap_dir)
+    assert session.machine.homes.find(linear(models[-1], 2).weight) is not None
