@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 from zcompile.bridge import torch_private
 from zcompile.bridge.capture import Captured, capture
@@ -35,16 +36,18 @@ Compiled = Callable[..., Any]
 class Backend:
     """Compiles graphs and knows the session of each compiled module or function.
 
-    The sessions are found by what was compiled, held weakly: a session ends with its model.
-    Everything else about a model lives in its session.  Graphs are numbered over all models:
-    Dynamo may run what was compiled for one of them in the session of another.
+    The sessions are found by what was compiled, by its identity and held weakly: a session ends
+    with its model, and modules that call themselves equal have one each.  Everything else about a
+    model lives in its session.  Graphs are numbered over all models: Dynamo may run what was
+    compiled for one of them in the session of another.
     """
 
     __name__ = "zinf"
 
     def __init__(self, make_executor: MakeExecutor = CpuExecutor) -> None:
         self._make_executor = make_executor
-        self._sessions: WeakKeyDictionary[object, dict[Options, Session]] = WeakKeyDictionary()
+        self._sessions: MutableMapping[object, dict[Options, Session]] = WeakIdKeyDictionary()
+        self._folders: MutableMapping[object, dict[str, Options]] = WeakIdKeyDictionary()
         self._numbers = count()
         self._watching = False
 
@@ -64,13 +67,13 @@ class Backend:
         """
         owner = torch_private.compiled_object()
         leaves = pytree.tree_leaves(list(example_inputs))
-        inputs = graph_inputs(module, leaves, owner)
+        inputs = graph_inputs(module, leaves, owner, partial(self._called, owner))
         parameters = parameter_names(inputs, owner)
         try:
             if unknown:
                 names = ", ".join(sorted(unknown))
                 raise ValueError(f"{names}: backend zinf takes no such argument, only options")
-            given = Options.from_env(os.environ, options)
+            given = self._read(owner, options)
             _check_devices(example_inputs, given)
             _check_owner(owner, given)
             session = self.session(owner, given)
@@ -91,6 +94,18 @@ class Backend:
             session.leaving.compiled(attempt.frame)
         return compiled
 
+    def _read(self, owner: object | None, options: Mapping[str, object] | None) -> Options:
+        """Read ``options``; a relative folder stays the one that it was for the first graph.
+
+        The script may change its working directory between two graphs of one model.
+        """
+        given = Options.from_env(os.environ, options)
+        if owner is None or options is None or given.nvme_dir is None:
+            return given
+        written = str(options.get("nvme_dir"))
+        first = self._folders.setdefault(owner, {}).setdefault(written, given)
+        return replace(given, nvme_dir=first.nvme_dir)
+
     def session(self, owner: object | None, options: Options) -> Session:
         """Return the session of ``owner`` under ``options``, a new one at first sight."""
         if not self._watching:
@@ -103,6 +118,12 @@ class Backend:
         if options not in of_owner:
             of_owner[options] = Session(options, self._make_executor, self.all_sessions)
         return of_owner[options]
+
+    def _called(self, owner: object | None, parameter: Tensor) -> str | None:
+        """Return what a graph of ``owner`` has called ``parameter``, if one has had it."""
+        sessions = () if owner is None else self.sessions(owner)
+        names = (each.compiling.name_of(parameter) for each in sessions)
+        return next((name for name in names if name is not None), None)
 
     def sessions(self, owner: object) -> tuple[Session, ...]:
         """Return the sessions that a compiled module or function has had so far."""

@@ -14,6 +14,7 @@ import zcompile
 from tests.cases.run import Case, OptionsOf, Run
 from tests.e2e.jobs import same_bits
 from zcompile.backend import zinf_backend
+from zcompile.bridge.torch_private import original_of
 from zcompile.errors import BudgetError
 from zcompile.ir import PAGE_BYTES, Tier
 from zcompile.passes.placement import resident_bytes
@@ -94,6 +95,6 @@ def check_moved(compiled: Any) -> None:
     assert stats.total.moved_bytes[Channel.NVME_READ] > 0
     assert stats.device_budget is not None
     assert stats.total.peak_bytes[Tier.DEVICE] <= stats.planned_peak_bytes <= stats.device_budget
-    planner = zinf_backend.sessions(compiled)[-1].planner
+    planner = zinf_backend.sessions(original_of(compiled))[-1].planner
     total = sum(each.nbytes for each in planner.values)
     assert resident_bytes(planner.placement, planner.values) <= total / 2

@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from zcompile.bridge import inductor, torch_private
+from zcompile.bridge.regions import inline_regions
 
 Compile = Callable[[str, fx.GraphModule, Sequence[Any]], Any]
 """From a kind of graph ("forward", "backward", "inference"), a graph and its inputs to a call."""
@@ -30,6 +31,7 @@ def lower(
     ``eager`` asks for the operations that PyTorch itself runs, otherwise for those that
     Inductor expects.
     """
+    inline_regions(module)
     aot = torch_private.aot_autograd(
         fw_compiler=partial(compile_graph, "forward"),
         bw_compiler=partial(compile_graph, "backward"),

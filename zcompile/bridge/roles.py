@@ -36,8 +36,15 @@ def _stays(_: int) -> None:
     """Name nothing."""
 
 
-_KEY = re.compile(r"\['([^']+)'\]")
+_PART = re.compile(r"\['([^']+)'\]|\[(\d+)\]|\.(\w+)")
 _CONTAINERS = frozenset({"_modules", "_parameters", "_buffers"})
+
+Called = Callable[[Tensor], str | None]
+"""From a parameter to the name that another graph has given it, if one has."""
+
+
+def _nothing_called(_: Tensor) -> None:
+    """Know no name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +57,32 @@ class GraphInput:
 
 
 def graph_inputs(
-    module: fx.GraphModule, example_inputs: Sequence[object], owner: object | None
+    module: fx.GraphModule,
+    example_inputs: Sequence[object],
+    owner: object | None,
+    called: Called = _nothing_called,
 ) -> dict[int, GraphInput]:
-    """Name the inputs of Dynamo's graph by their position; ``owner`` gives qualified names."""
+    """Name the inputs of Dynamo's graph by their position, no two alike.
+
+    ``owner`` gives qualified names if it is a module.  Other parameters keep the names by which
+    they are ``called``, else are called as the code reaches them: ``model.layers.0.weight``.
+    """
     known: dict[int, str] = {}
     if isinstance(owner, nn.Module):
         for name, tensor in (*owner.named_parameters(), *owner.named_buffers()):
             known[id(tensor)] = name
     found: dict[int, GraphInput] = {}
+    taken: dict[str, object] = {}
     for at, node in enumerate(module.graph.find_nodes(op="placeholder")):
         given = example_inputs[at] if at < len(example_inputs) else None
-        name = value_name(known.get(id(given)) or _name_from_source(node))
         role = _role(given, is_named=id(given) in known)
+        if id(given) in known:
+            name = value_name(known[id(given)])
+        else:
+            earlier = called(cast("Tensor", given)) if role is Role.PARAMETER else None
+            name = earlier or value_name(_name_from_source(node))
+        if taken.setdefault(name, given) is not given:
+            name = f"{name}.{at}"
         is_parameter = role is Role.PARAMETER
         found[at] = GraphInput(
             name, role, Layout.of(cast("Tensor", given)) if is_parameter else None
@@ -95,8 +116,11 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _name_from_source(node: fx.Node) -> str:
-    keys = _KEY.findall(torch_private.source_text(node))[1:]
-    return ".".join(key for key in keys if key not in _CONTAINERS) or node.name
+    """Name an input by the variable and the attributes that lead to it, but for ``self``."""
+    parts = ["".join(each) for each in _PART.findall(torch_private.source_text(node))]
+    if parts[:1] == ["self"]:
+        del parts[0]
+    return ".".join(each for each in parts if each not in _CONTAINERS) or node.name
 
 
 def roles_of(

@@ -122,9 +122,13 @@ class SymbolReader:
                         self._shapes.setdefault(symbol, (at, axis))
 
     def read(self, args: Sequence[Any]) -> Bindings:
-        """Return the value of every symbol for ``args``, the arguments in graph order."""
+        """Return the value of every symbol for ``args``, the arguments in graph order.
+
+        The ragged length of a nested tensor has none: it is no number, and in no size of memory.
+        """
         found = {symbol: _length(args[at], axis) for symbol, (at, axis) in self._shapes.items()}
-        found |= {symbol: int(args[at]) for symbol, at in self._numbers.items()}
+        numbers = {symbol: args[at] for symbol, at in self._numbers.items()}
+        found |= {symbol: each for symbol, each in numbers.items() if isinstance(each, int)}
         return tuple(sorted(found.items(), key=lambda each: each[0].name))
 
 

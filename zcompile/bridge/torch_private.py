@@ -19,7 +19,7 @@ import torch
 import torch._functorch.config as functorch_config
 from torch import fx, nn
 from torch._dynamo import config as dynamo_config
-from torch._dynamo import convert_frame, eval_frame
+from torch._dynamo import convert_frame, eval_frame, external_utils
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.cache_size import exceeds_recompile_limit
@@ -43,6 +43,7 @@ from torch.utils._python_dispatch import (
 from torch.utils.flop_counter import flop_registry
 
 __all__ = [
+    "INVOKE_SUBGRAPH",
     "NO_SYMBOL",
     "Attempt",
     "FakeTensorMode",
@@ -79,6 +80,10 @@ __all__ = [
 
 NO_SYMBOL = (TorchDynamoException, ConstraintViolationError)
 """What Dynamo raises for a model in which a length that shall be a symbol cannot be one."""
+
+
+INVOKE_SUBGRAPH: Any = torch.ops.higher_order.invoke_subgraph
+"""The operation that runs a region which Dynamo has traced once for several callers."""
 
 
 def active_ddp() -> nn.Module | None:
@@ -188,19 +193,20 @@ def _frames(frame: FrameType | None = None) -> Iterator[FrameType]:
 
 
 def compiled_object() -> object | None:
-    """Return the module or function that ``torch.compile`` was called with.
+    """Return the module, other object or function whose code ``torch.compile`` was called with.
 
     Dynamo gives a backend the graph and not the thing compiled, so it is looked for among
     the callers: the innermost compile wrapper runs a function, unless an
-    ``OptimizedModule`` has called it.  Methods of a module, such as ``forward`` or what
-    ``module.compile()`` compiles, stand for the module.
+    ``OptimizedModule`` has called it.  Methods of an object, such as ``forward`` or what
+    ``module.compile()`` compiles, stand for the object, also where the method was decorated
+    within its class.
     """
     for frame in _frames():
         if frame.f_code.co_name == "compile_wrapper" and "fn" in frame.f_locals:
             caller = frame.f_back.f_locals.get("self") if frame.f_back else None
             if isinstance(caller, OptimizedModule):
                 return caller._orig_mod  # pyright: ignore[reportPrivateUsage]
-            return _module_or_function(frame.f_locals["fn"])
+            return _owner_of(frame.f_locals["fn"], frame.f_locals.get("args", ()))
     return None
 
 
@@ -295,19 +301,37 @@ def is_fully_sharded(module: nn.Module) -> bool:
     return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
 
 
-def original_of(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the module or function that ``torch.compile`` made ``compiled`` from.
+def original_of(compiled: Callable[..., Any]) -> object:
+    """Return the module, other object or function that `compiled_object` has found for it.
 
     What no call of ``torch.compile`` returned is its own original.
     """
     if isinstance(compiled, OptimizedModule):
-        return compiled._orig_mod  # pyright: ignore[reportPrivateUsage]
-    return _module_or_function(innermost_fn(compiled))
+        original: object = compiled._orig_mod  # pyright: ignore[reportPrivateUsage]
+        return original
+    return _owner_of(compiled if inspect.ismethod(compiled) else innermost_fn(compiled))
 
 
-def _module_or_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    owner = getattr(function, "__self__", None)
-    return owner if isinstance(owner, nn.Module) else function
+def _owner_of(function: Callable[..., Any], args: Sequence[object] = ()) -> object:
+    """Return the object that ``function``, about to be called with ``args``, is a method of.
+
+    A function that is nobody's method owns itself, and so does an object that is called as it is:
+    Dynamo puts a function of its own around that.
+    """
+    if getattr(function, "__globals__", {}).get("__name__") == external_utils.__name__:
+        function = getattr(function, "__wrapped__", function)
+    owner = getattr(function, "__self__", None) if inspect.ismethod(function) else None
+    if owner is None and args and _is_method(function, type(args[0])):
+        owner = args[0]
+    if isinstance(owner, type) or not type(owner).__weakrefoffset__:  # sessions are held weakly
+        return function
+    return owner
+
+
+def _is_method(function: Callable[..., Any], of: type) -> bool:
+    """Whether a class has ``function`` by its name, bare or decorated."""
+    found = getattr(of, getattr(function, "__name__", ""), None)
+    return found is not None and inspect.unwrap(found) is inspect.unwrap(function)
 
 
 def default_decompositions() -> dict[Any, Any]:
