@@ -36,8 +36,9 @@ from zcompile.ir import (
     footprint,
     strip,
 )
+from zcompile.passes.clock import COMPUTE, UPDATE
 from zcompile.passes.placement import managed_values
-from zcompile.passes.simulate import COMPUTE, UPDATE, seconds_of
+from zcompile.passes.simulate import seconds_of
 
 _PASSED = frozenset({Role.GRADIENT, Role.SAVED})
 """Roles whose values one graph makes for another, in every iteration."""

@@ -123,7 +123,7 @@ class _Writer:
         for (at, tier), column in self._of_group(number):
             window = group.windows[at]
             if window.live and window.needed:
-                self._travels(channel_in(tier), group, column)
+                self._travels(channel_in(tier), column)
                 self._at(channel_in(tier), column, window.end, window.due_during)
             if window.live and window.written:
                 self._leaves(number, at, tier, column)
@@ -140,7 +140,7 @@ class _Writer:
         group = self._form.groups[number]
         window = group.windows[at]
         if window.first:
-            self._travels(channel_out(tier), group, column)
+            self._travels(channel_out(tier), column)
             self._at(channel_out(tier), column, window.start, window.leaves_during)
             return
         first = self._first_of(number, window, tier)
@@ -150,7 +150,7 @@ class _Writer:
         if late is None:
             late = self._program.column(group.nbytes / self._form.unit_bytes)
             self._late[number, window.version, tier] = late
-            self._travels(channel_out(tier), group, late)
+            self._travels(channel_out(tier), late)
         terms = [(column, 1.0), (late, -1.0)]
         if first is not None:
             terms.append((first, -1.0))
@@ -169,12 +169,9 @@ class _Writer:
         when = before if during < 0 else during
         events.setdefault(channel, {}).setdefault(when, []).append(column)
 
-    def _travels(self, channel: Channel, group: Group, column: int) -> None:
+    def _travels(self, channel: Channel, column: int) -> None:
         link = link_of(self._question, channel)
-        per_byte = (
-            1 / (link.bandwidth_bytes_per_s * self._question.bandwidth_share)
-            + link.latency_s / group.largest_bytes
-        )
+        per_byte = 1 / (link.bandwidth_bytes_per_s * self._question.bandwidth_share)
         per_byte *= self._form.unit_bytes / self._form.unit_s
         self._totals.setdefault(channel, []).append((column, per_byte))
 

@@ -39,8 +39,9 @@ from zcompile.ir import (
     operands,
     strip,
 )
+from zcompile.passes.clock import COMPUTE, UPDATE
 from zcompile.passes.placement import managed_values
-from zcompile.passes.simulate import COMPUTE, UPDATE, seconds_of
+from zcompile.passes.simulate import seconds_of
 
 SAVED_ROLES = frozenset({Role.ACTIVATION, Role.INTERMEDIATE})
 

@@ -147,7 +147,7 @@ def _observed(schedule: Schedule, ran: Simulated) -> _Clock:
 def _seconds(hardware: Hardware, channel: Channel, nbytes: int) -> float:
     if channel not in hardware.links:
         raise ValueError(f"{hardware.name}: has no link {channel}, which the plan uses")
-    return hardware.links[channel].seconds(nbytes)
+    return hardware.links[channel].travel_s(nbytes)
 
 
 def _timed(work: _Work, clock: _Clock, spare_percent: int) -> Schedule:
@@ -250,16 +250,18 @@ def _fetches(
 
 def _latest_starts(work: _Work, clock: _Clock) -> dict[int, float]:
     """Return by ticket when each fetch must start for it, and all behind it, to come in time."""
-    waits = work.waits
+    waits, hardware = work.waits, work.target.hardware
+    assert hardware is not None, "it has been asked for"
     queues: dict[Channel, list[int]] = {}
     for _, move in work.timeline.moves():
         if isinstance(move, Fetch):
             queues.setdefault(channel_of(move), []).append(move.ticket)
     found: dict[int, float] = {}
     for channel, tickets in queues.items():
+        latency_s = hardware.links[channel].latency_s
         must_s = float("inf")
         for number in reversed(range(len(tickets))):
             due_s = clock.gap_s[waits[tickets[number]]]
             must_s = min(due_s, must_s) - clock.copy_s[channel][number]
-            found[tickets[number]] = must_s
+            found[tickets[number]] = must_s - latency_s
     return found

@@ -168,9 +168,9 @@ def _loads(
         for channel, nbytes in zip(copies, sizes, strict=True):
             if (link := hardware.links.get(channel)) is None:
                 continue  # The simulation says so.
-            found[channel] = found.get(channel, 0.0) + link.seconds(nbytes)
+            found[channel] = found.get(channel, 0.0) + link.travel_s(nbytes)
             for resource, share in link.uses:
-                found[resource] = found.get(resource, 0.0) + share * link.seconds(nbytes)
+                found[resource] = found.get(resource, 0.0) + share * link.travel_s(nbytes)
     return found
 
 

@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from zcompile.ir import Channel, Hardware, Link, Target, Tier, channel_in
+from zcompile.passes.clock import COMPUTE, UPDATE
 from zcompile.passes.cycle import Cycle
 from zcompile.passes.groups import Group
 from zcompile.passes.linear import Program
-from zcompile.passes.simulate import COMPUTE, UPDATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Uses:
 class Flow:
     """The columns of one channel.
 
-    ``total`` says what every byte that travels takes of the channel's time, latency included.
+    ``total`` says what every byte that travels takes of the channel's time.
     """
 
     channel: Channel

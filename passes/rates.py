@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zcompile.ir import channel_in, channel_out
+from zcompile.passes.clock import COMPUTE, UPDATE
 from zcompile.passes.formulation import Formulation, Question, Rate, Sample, link_of
 from zcompile.passes.groups import Group
-from zcompile.passes.simulate import COMPUTE, UPDATE
 
 MAX_STRETCH = 64.0
 """The most by which copies stretch a kernel: a fair share among five users is a fifth."""
@@ -19,11 +19,10 @@ def serial_s(question: Question, groups: tuple[Group, ...]) -> float:
         link_of(question, way(tier)) for tier in question.tiers for way in (channel_in, channel_out)
     ]
     slowest = max((1 / link.bandwidth_bytes_per_s for link in links), default=0.0)
-    latency = max((link.latency_s for link in links), default=0.0)
     seconds = 0.0
     for group in groups:
         copies = 2 * len(group.windows)
-        per_byte = slowest + latency / group.largest_bytes + (group.remake_s_per_byte or 0.0)
+        per_byte = slowest + (group.remake_s_per_byte or 0.0)
         seconds += copies * group.nbytes * per_byte
     return seconds / question.bandwidth_share
 

@@ -8,7 +8,6 @@ first out.  What runs at the same time shares resources (`zcompile.passes.sharin
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +18,6 @@ from zcompile.ir import (
     Hardware,
     Kernel,
     KernelSeconds,
-    Link,
     Offload,
     Release,
     Schedule,
@@ -28,14 +26,7 @@ from zcompile.ir import (
     channel_of,
     kernel_name,
 )
-from zcompile.ir.hardware import Shares
-from zcompile.passes.sharing import speeds
-
-COMPUTE, UPDATE = "compute", "update"
-_DONE = 1e-12
-"""Work below this many seconds is none: what is left of sums of floats."""
-
-_NEVER = float("inf")
+from zcompile.passes.clock import COMPUTE, UPDATE, Clock, Move, Work
 
 
 class StepTime(NamedTuple):
@@ -47,17 +38,6 @@ class StepTime(NamedTuple):
     start_s: float
     end_s: float
     exposed_s: float
-
-
-class Move(NamedTuple):
-    """One copy: asked for, started and landed, in seconds."""
-
-    channel: Channel
-    value: str
-    nbytes: int
-    asked_s: float
-    start_s: float
-    end_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +82,16 @@ def simulate(
     Raises ``ValueError`` that names what is missing: the time of a kernel, or the link of a
     channel that a step uses.
     """
-    clock = _Clock(hardware)
+    clock = Clock(hardware)
     graphs = tuple(_run(each, kernel_seconds, clock) for each in schedules)
     return Simulation(graphs, clock.busy_s)
 
 
-def _run(schedule: Schedule, kernel_seconds: KernelSeconds, clock: _Clock) -> Simulated:
+def _run(schedule: Schedule, kernel_seconds: KernelSeconds, clock: Clock) -> Simulated:
     start_s = clock.now
     first = len(clock.landed)
     nbytes = {value.name: value.nbytes for value in schedule.values}
-    copies: dict[int, _Copy] = {}
+    copies: dict[int, Work] = {}
     steps: list[StepTime] = []
     for step in schedule.steps:
         before = clock.now
@@ -138,163 +118,3 @@ def seconds_of(schedule: Schedule, kernel: Kernel, kernel_seconds: KernelSeconds
     if seconds is None:
         raise ValueError(f"{schedule.name}: no time is known for the kernel {name!r}")
     return seconds
-
-
-@dataclass(slots=True)
-class _Copy:
-    value: str
-    nbytes: int
-    alone_s: float
-    asked_s: float
-    start_s: float = 0.0
-    landed: bool = False
-
-
-@dataclass(slots=True)
-class _Queue:
-    """The copies of one channel; the first of them is under way at ``speed``, to land at ``end_s``.
-
-    ``busy_since_s`` is when it last had nothing to do, ``bit`` a number for the channel.
-    """
-
-    bit: int
-    channel: Channel
-    name: str
-    link: Link
-    copies: deque[_Copy]
-    speed: float = 1.0
-    end_s: float = _NEVER
-    busy_since_s: float = 0.0
-
-
-class _Clock:
-    """Time, what runs at the moment, and what waits for its turn.
-
-    It goes from landing to landing.  When a copy lands changes only where speeds do: when a
-    channel gets something to do or has no more, or a kernel that shares resources comes or goes.
-    """
-
-    def __init__(self, hardware: Hardware) -> None:
-        self._hardware = hardware
-        self._uses: dict[str, Shares] = {str(c): link.uses for c, link in hardware.links.items()}
-        self._uses |= {COMPUTE: hardware.compute_uses, UPDATE: hardware.update_uses}
-        self._queues: dict[Channel, _Queue] = {}
-        self._running = 0
-        """The bits of the channels that have something to move."""
-        self._activity: str | None = None
-        self._known: dict[tuple[int, str | None], Mapping[str, float]] = {}
-        self._next_s = _NEVER
-        self.now = 0.0
-        self.landed: list[Move] = []
-        self._busy_s: dict[Channel, float] = {}
-
-    @property
-    def busy_s(self) -> dict[Channel, float]:
-        """How long each channel had something to move so far."""
-        return {
-            each.channel: self._busy_s.get(each.channel, 0.0)
-            + (self.now - each.busy_since_s if each.copies else 0.0)
-            for each in self._queues.values()
-        }
-
-    def ask(self, channel: Channel, value: str, nbytes: int) -> _Copy:
-        queue = self._queues.get(channel) or self._open(channel)
-        copy = _Copy(value, nbytes, queue.link.seconds(nbytes), self.now)
-        queue.copies.append(copy)
-        if len(queue.copies) == 1:
-            queue.busy_since_s = self.now
-            queue.speed = 1.0
-            self._running |= queue.bit
-            self._start(queue)
-            self._settle()
-        return copy
-
-    def run(self, activity: str, left_s: float) -> None:
-        """Let ``activity`` run to its end, and the copies beside it."""
-        if left_s <= _DONE:
-            return
-        shares = bool(self._uses[activity])
-        speed = self._begin(activity) if shares else 1.0
-        end_s = self.now + left_s / speed
-        while self._next_s <= end_s + _DONE:
-            landing_s = min(self._next_s, end_s)
-            left_s -= (landing_s - self.now) * speed
-            self.now = landing_s
-            self._land()
-            if shares and (changed := self._speed_of(activity)) != speed:
-                speed = changed
-                end_s = self.now + left_s / speed
-        self.now = end_s
-        if shares:
-            self._activity = None
-            self._settle()
-
-    def wait(self, copy: _Copy) -> None:
-        while not copy.landed:
-            self.now = max(self.now, self._next_s)
-            self._land()
-
-    def _open(self, channel: Channel) -> _Queue:
-        if channel not in self._hardware.links:
-            have = ", ".join(self._hardware.links) or "none"
-            raise ValueError(f"{self._hardware.name}: has no link {channel}; it has {have}")
-        bit = 1 << len(self._queues)
-        queue = _Queue(bit, channel, str(channel), self._hardware.links[channel], deque())
-        self._queues[channel] = queue
-        return queue
-
-    def _begin(self, activity: str) -> float:
-        self._activity = activity
-        self._settle()
-        return self._speed_of(activity)
-
-    def _speed_of(self, activity: str) -> float:
-        return self._rates()[activity]
-
-    def _rates(self) -> Mapping[str, float]:
-        rates = self._known.get((self._running, self._activity))
-        if rates is None:
-            names = [each.name for each in self._queues.values() if each.copies]
-            if self._activity is not None:
-                names.append(self._activity)
-            rates = self._known[self._running, self._activity] = speeds(names, self._uses)
-        return rates
-
-    def _settle(self) -> None:
-        """Let the copies under way go on at the speeds of what runs now."""
-        rates = self._rates()
-        for queue in self._queues.values():
-            if queue.copies and (speed := rates[queue.name]) != queue.speed:
-                left_s = (queue.end_s - self.now) * queue.speed
-                queue.end_s = self.now + left_s / speed
-                queue.speed = speed
-        self._next_s = min((each.end_s for each in self._queues.values()), default=_NEVER)
-
-    def _start(self, queue: _Queue) -> None:
-        head = queue.copies[0]
-        head.start_s = self.now
-        queue.end_s = self.now + head.alone_s / queue.speed
-
-    def _land(self) -> None:
-        """Land what is due."""
-        idle = False
-        for queue in self._queues.values():
-            if queue.end_s > self.now + _DONE:
-                continue
-            done = queue.copies.popleft()
-            done.landed = True
-            self.landed.append(
-                Move(queue.channel, done.value, done.nbytes, done.asked_s, done.start_s, self.now)
-            )
-            if queue.copies:
-                self._start(queue)
-                continue
-            idle = True
-            self._running &= ~queue.bit
-            queue.end_s = _NEVER
-            busy_s = self.now - queue.busy_since_s
-            self._busy_s[queue.channel] = self._busy_s.get(queue.channel, 0.0) + busy_s
-        if idle:
-            self._settle()
-        else:
-            self._next_s = min(each.end_s for each in self._queues.values())

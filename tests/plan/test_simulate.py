@@ -29,8 +29,9 @@ from zcompile.ir import (
     parse,
 )
 from zcompile.ir.schedule import Fetch
+from zcompile.passes.clock import Move
 from zcompile.passes.pipeline import PIPELINE, run_within_budget
-from zcompile.passes.simulate import Move, Simulation, StepTime, simulate
+from zcompile.passes.simulate import Simulation, StepTime, simulate
 
 MEGABYTE_PER_S = 1e6
 FREE = Hardware(
@@ -196,7 +197,7 @@ def _copy_seconds(schedule: Schedule, hardware: Hardware) -> dict[Channel, float
     for step in schedule.steps:
         if isinstance(step, Fetch | Offload):
             channel = channel_of(step)
-            took = hardware.links[channel].seconds(nbytes[step.value])
+            took = hardware.links[channel].travel_s(nbytes[step.value])
             found[channel] = found.get(channel, 0.0) + took
     return found
 

@@ -29,7 +29,8 @@ class Link:
     """A channel as numbers.
 
     A copy of ``n`` bytes takes ``latency_s + n / bandwidth_bytes_per_s`` where nothing else
-    needs the resources that it ``uses``.
+    needs the resources that it ``uses``.  The latency counts from when it is asked for, and
+    passes while copies ahead of it travel: a queue that is never empty moves bytes all the time.
     """
 
     bandwidth_bytes_per_s: float
@@ -37,8 +38,12 @@ class Link:
     uses: Shares = ()
 
     def seconds(self, nbytes: int) -> float:
-        """Return how long a copy takes at full speed."""
-        return self.latency_s + nbytes / self.bandwidth_bytes_per_s
+        """Return how long a copy takes at full speed, latency included."""
+        return self.latency_s + self.travel_s(nbytes)
+
+    def travel_s(self, nbytes: int) -> float:
+        """Return how long a copy keeps the channel to itself, at full speed."""
+        return nbytes / self.bandwidth_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from zcompile.ir import (
 )
 
 Node = tuple[str, int]
-"""``("step", its number)`` or ``("copy", its ticket)``."""
+"""``("step", its number)``, ``("copy", its ticket)``, or ``("latency", the ticket of a copy)``."""
 
 
 def happens_before(
@@ -38,7 +38,8 @@ def happens_before(
     """Return the graph of ``schedule``; each node has a ``label`` and its ``seconds``.
 
     ``seconds`` are those of the node alone: kernels as given, copies at the full speed of
-    their link, all else none.  Copies also have their ``channel``.
+    their link, all else none.  Copies also have their ``channel``.  The latency of a copy is a
+    node of its own where there is any: it passes while copies ahead of it travel.
     """
     graph: nx.DiGraph[Node] = nx.DiGraph(name=schedule.name)
     nbytes = {value.name: value.nbytes for value in schedule.values}
@@ -53,8 +54,14 @@ def happens_before(
             case Fetch(ticket, value) | Offload(ticket, value):
                 channel = channel_of(step)
                 copy = ("copy", ticket)
-                took = hardware.links[channel].seconds(nbytes[value])
+                link = hardware.links[channel]
+                took = link.travel_s(nbytes[value])
                 graph.add_node(copy, label=f"{channel} %{value}", seconds=took, channel=channel)
+                if link.latency_s:
+                    latency = ("latency", ticket)
+                    graph.add_node(latency, label=f"{channel} latency", seconds=link.latency_s)
+                    graph.add_edge(node, latency)
+                    node = latency
                 graph.add_edge(node, copy)
                 if channel in last_copies:
                     graph.add_edge(last_copies[channel], copy)
