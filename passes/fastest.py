@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 
 from zcompile.ir import Role, Schedule, Target, Value
+from zcompile.passes.ahead import WINDOW_SHARE, Ahead, ahead
+from zcompile.passes.beside import simulate_beside
 from zcompile.passes.cycle import cycle_of
 from zcompile.passes.expected import UPDATE_ROOM, ExpectedUpdate, excerpt, expected_update, streamed
 from zcompile.passes.pins import Pin
@@ -28,7 +30,7 @@ from zcompile.passes.placement import (
     resident_bytes,
     target_for,
 )
-from zcompile.passes.preferences import preferences
+from zcompile.passes.preferences import preferences, whole_bundles
 from zcompile.passes.relaxation import SAMPLES
 
 MANY_KERNELS = 600
@@ -45,9 +47,6 @@ TRIED_KERNELS = 6_000
 NUM_FINALISTS = 2
 """How many placements, besides the plain one, are planned by every pipeline."""
 
-WINDOW_SHARE = 3
-"""A piece of an update takes a third of the room: one arrives, one is updated, one leaves."""
-
 MAX_WINDOW_BYTES = 48 << 20
 
 MAX_PIECES = 100
@@ -62,13 +61,15 @@ class Model:
     """What is planned: captured graphs in the order in which an iteration runs them.
 
     ``states`` are the optimizer's.  ``rooms`` are further graphs for which any placement has to
-    leave room.  A graph that runs several times is named several times.
+    leave room.  A graph that runs several times is named several times.  ``early_bytes`` are set
+    aside of the device for updates that begin while backward runs; 0 where none may.
     """
 
     graphs: tuple[Schedule, ...]
     states: tuple[Value, ...]
     pins: tuple[Pin, ...] = ()
     rooms: tuple[Schedule, ...] = (UPDATE_ROOM,)
+    early_bytes: int = 0
 
     @property
     def distinct(self) -> tuple[Schedule, ...]:
@@ -83,13 +84,17 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to plan the iteration, and how long it takes by simulation."""
+    """One way to plan the iteration, and how long it takes by simulation.
+
+    ``update`` is what is left to the step when ``num_early`` of its parts have begun before.
+    """
 
     preference: Preference
     placement: Placement
     plans: Mapping[str, Plan]
     update: Schedule
     seconds: float
+    num_early: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +148,8 @@ def choose(
     num = min(MAX_PLACEMENTS, max(2, TRIED_KERNELS // max(1, num_kernels)))
     trial = _Trial(model, target, update)
     found: list[Candidate] = []
-    for preference in islice(preferences(cycle, hardware, target, samples), num):
+    bundled = whole_bundles(model.values) if model.early_bytes else ()
+    for preference in chain(islice(preferences(cycle, hardware, target, samples), num), bundled):
         placement = trial.place(preference)
         if all(placement.homes != other.placement.homes for other in found):
             is_plain = not found and num_kernels > VERY_MANY_KERNELS
@@ -190,15 +196,46 @@ class _Trial:
             graph.name: run_fastest(pipelines, graph, targets[graph.name])
             for graph in self.model.distinct
         }
-        seconds = {name: _took(plan) for name, plan in plans.items()}
-        update, update_s = self._update(placement, values, pipelines)
-        total = sum(seconds[graph.name] for graph in self.model.graphs) + update_s
-        return Candidate(preference, placement, plans, update, total)
+        early = self._early(placement, plans, pipelines)
+        left = self.update if early is None else early.left
+        update, update_s = self._update(left, placement, values, pipelines)
+        total = update_s + self._graphs_s(plans, early)
+        return Candidate(
+            preference, placement, plans, update, total, 0 if early is None else len(early.beside)
+        )
+
+    def _early(
+        self, placement: Placement, plans: Mapping[str, Plan], pipelines: Sequence[Pipeline]
+    ) -> Ahead | None:
+        """Return what begins early, if anything may; of a very large update that is not known."""
+        window_bytes = self.model.early_bytes
+        if not window_bytes or len(self.update.schedule.steps) > MAX_BUCKETS:
+            return None
+        runs = [plans[graph.name].schedule for graph in self.model.graphs]
+        target = replace(self.target, homes=placement.homes)
+
+        def plan(schedule: Schedule, room: Target) -> Schedule:
+            return run_fastest(pipelines, schedule, room).schedule
+
+        return ahead(self.update, runs, target, window_bytes, plan)
+
+    def _graphs_s(self, plans: Mapping[str, Plan], early: Ahead | None) -> float:
+        """Return how long it takes until the graphs, and what began early, are over."""
+        if early is None or not early.beside:
+            return sum(_took(plans[graph.name]) for graph in self.model.graphs)
+        assert self.target.hardware is not None
+        runs = [plans[graph.name].schedule for graph in self.model.graphs]
+        seconds = {**self.target.kernel_seconds, **early.seconds}
+        return simulate_beside(runs, early.beside, seconds, self.target.hardware).seconds
 
     def _update(
-        self, placement: Placement, values: Sequence[Value], pipelines: Sequence[Pipeline]
+        self,
+        update: ExpectedUpdate,
+        placement: Placement,
+        values: Sequence[Value],
+        pipelines: Sequence[Pipeline],
     ) -> tuple[Schedule, float]:
-        """Return the expected update as planned, or an excerpt of it, and its seconds.
+        """Return ``update``, expected, as planned, or an excerpt of it, and its seconds.
 
         The optimizer cuts it to what is left beside all device homes.
         """
@@ -207,7 +244,7 @@ class _Trial:
             self.target, reserved_bytes=reserved, host_budget=None, host_reserved_bytes=0
         )
         piece_bytes = self._piece_bytes(target)
-        own, homes = streamed(self.update, placement.homes, piece_bytes)
+        own, homes = streamed(update, placement.homes, piece_bytes)
         assert target.hardware is not None
         some = excerpt(own, homes, target.hardware, MAX_BUCKETS)
         schedule = some.update.schedule

@@ -7,14 +7,14 @@ measures exactly what fits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from zcompile.ir import Hardware, Target, channel_in, channel_out
+from zcompile.ir import MANAGED_ROLES, Hardware, Target, Value, channel_in, channel_out
 from zcompile.passes.cycle import Cycle, CycleValue
 from zcompile.passes.formulation import Question
-from zcompile.passes.place import Preference
-from zcompile.passes.placement import DoesNotFit
+from zcompile.passes.place import MAX_PREFETCH_BYTES, Preference
+from zcompile.passes.placement import DoesNotFit, parameter_of
 from zcompile.passes.relaxation import SAMPLES, Stay, relax
 
 BANDWIDTH_SHARES = (1.0, 0.97, 0.92)
@@ -45,6 +45,25 @@ def preferences(
     for room in (2 * largest, 4 * largest):
         for each in orders:
             yield replace(each, prefetch_bytes=room)
+
+
+def whole_bundles(values: Sequence[Value]) -> tuple[Preference, ...]:
+    """Return preferences that keep a parameter together with its gradient and states.
+
+    Then what does not live on the device can be updated before the step, from files alone.  The
+    first parameters come first: their gradients are the last, and leave no time for that.
+    """
+    found: dict[str, list[str]] = {}
+    for value in values:
+        if value.role in MANAGED_ROLES:
+            found.setdefault(parameter_of(value), []).append(value.name)
+    order = tuple(name for bundle in found.values() for name in bundle)
+    reason = "with all that belongs to its parameter, so that it can be updated early"
+    largest = max((value.nbytes for value in values), default=0)
+    return tuple(
+        Preference(order, prefetch_bytes=room, reason=reason)
+        for room in (MAX_PREFETCH_BYTES, largest, 0)
+    )
 
 
 def _orders(cycle: Cycle, hardware: Hardware, target: Target, samples: int) -> Iterator[Preference]:

@@ -120,6 +120,12 @@ class Machine:
             self.ledger.hold(Tier.DEVICE, self._beside.nbytes)
         return self._beside
 
+    def keep_beside_at_most(self, nbytes: int) -> None:
+        """Give the second arena back if it is larger than that; waits while it is lent."""
+        if self._beside is not None and self._beside.nbytes > nbytes:
+            with self._beside_turn:
+                self._free_beside()
+
     def _free_beside(self) -> None:
         if self._beside is not None:
             self.ledger.drop(Tier.DEVICE, self._beside.nbytes)

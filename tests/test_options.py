@@ -139,6 +139,18 @@ def test_an_unknown_option_far_from_any_lists_them() -> None:
     assert refusal({1: 2}).startswith("1=2: unknown option; ")
 
 
+def test_early_updates_are_chosen_by_time_only_where_times_are_known() -> None:
+    assert Options.parse({"early_update": True}).early_update is True
+    assert Options.parse({"early_update": "auto", "target": "a100"}).early_update == "auto"
+    assert refusal({"early_update": "auto"}) == (
+        "early_update='auto': compares times, which needs target; give target, or write True or "
+        "False"
+    )
+    for wrong in (1, "yes", None):
+        told = refusal({"early_update": wrong})
+        assert told == f"early_update={wrong!r}: is no choice; write True, False or 'auto'"
+
+
 def test_every_wrong_option_is_told_at_once() -> None:
     wrong = {"device_budget": "x", "host_budget": -1, "compute": "fast", "zzz": 0}
     told = refusal(wrong).split("\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from zcompile.passes.place import place
 from zcompile.passes.placement import Placement
 from zcompile.timing import Timing
 
+REMEMBERED = 2
+"""Answers that are kept: the planner may compare two."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
@@ -22,10 +26,25 @@ class _Asked:
     states: tuple[Value, ...]
     target: Target
     is_timed: bool
+    early_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Homes for all values, and the plans of those graphs that were made for it.
+
+    Where times are known an iteration takes ``seconds`` by simulation.  ``begins_early`` says
+    whether updates may begin while backward runs.
+    """
+
+    placement: Placement
+    plans: Mapping[str, Plan]
+    seconds: float | None = None
+    begins_early: bool = False
 
 
 class Choosing:
-    """Chooses placements for one planner, and remembers the last answer.
+    """Chooses placements for one planner, and remembers the last answers.
 
     A planner asks again when an optimizer makes its states, and those are mostly the ones that
     were expected.
@@ -35,7 +54,7 @@ class Choosing:
         self._timing = timing
         self._pipeline = pipeline
         self._pins = pins
-        self._last: tuple[_Asked, Placement, Mapping[str, Plan]] | None = None
+        self._last: deque[tuple[_Asked, Chosen]] = deque(maxlen=REMEMBERED)
 
     def of(
         self,
@@ -43,16 +62,22 @@ class Choosing:
         room: Schedule,
         states: tuple[Value, ...],
         target: Target,
-    ) -> tuple[Placement, Mapping[str, Plan]]:
-        """Return homes for all values, and the plans of those graphs that were made for it.
+        early_bytes: int = 0,
+    ) -> Chosen:
+        """Return where all values shall live.
 
-        ``room`` is a further graph for which any placement leaves room.  Raises ``DoesNotFit``.
+        ``room`` is a further graph for which any placement leaves room.  ``early_bytes`` of what
+        is reserved are for updates that begin while backward runs.  Raises ``DoesNotFit``.
         """
         timed = self._timing.of_graphs(graphs, target)
-        asked = _Asked((*graphs.values(), room), states, timed or target, timed is not None)
-        if self._last is None or self._last[0] != asked:
-            self._last = (asked, *self._answer(graphs, room, states, target, timed))
-        return self._last[1:]
+        every = (*graphs.values(), room)
+        asked = _Asked(every, states, timed or target, timed is not None, early_bytes)
+        for known, chosen in self._last:
+            if known == asked:
+                return chosen
+        chosen = self._answer(graphs, room, states, target, timed, early_bytes)
+        self._last.append((asked, chosen))
+        return chosen
 
     def _answer(
         self,
@@ -61,9 +86,12 @@ class Choosing:
         states: tuple[Value, ...],
         target: Target,
         timed: Target | None,
-    ) -> tuple[Placement, Mapping[str, Plan]]:
+        early_bytes: int,
+    ) -> Chosen:
         if timed is None:
-            return place((*graphs.values(), room), states, self._pins, target), {}
-        model = Model(in_order(graphs.values()), states, self._pins, (room,))
+            return Chosen(place((*graphs.values(), room), states, self._pins, target), {})
+        model = Model(in_order(graphs.values()), states, self._pins, (room,), early_bytes)
         choice = choose(model, timed, self._timing.pipelines(self._pipeline))
-        return Placement(choice.best.placement.homes, choice.verdicts), choice.best.plans
+        best = choice.best
+        placement = Placement(best.placement.homes, choice.verdicts)
+        return Chosen(placement, best.plans, best.seconds, early_bytes > 0)

@@ -138,6 +138,17 @@ def _sums(given: bool, others: ValidationInfo) -> bool:
     return given
 
 
+def _early(given: object, others: ValidationInfo) -> object:
+    if given is True or given is False:
+        return given
+    if given != "auto":
+        raise ValueError("is no choice; write True, False or 'auto'")
+    # An option that failed its own check is absent from the data and reported by itself.
+    if others.data.get("target", "absent") is None:
+        raise ValueError("compares times, which needs target; give target, or write True or False")
+    return given
+
+
 def _pin(key: object, tier: object) -> tuple[str, Tier]:
     if not isinstance(key, str) or not key.strip():
         raise ValueError(
@@ -174,7 +185,8 @@ class Options:
     4 KiB, and compares it whenever the page is read: a read that brings other bytes fails.
 
     ``early_update`` lets the update of what rests in files begin while backward still runs, in an
-    eighth of the device budget: see ``docs/update.md``.
+    eighth of the device budget: see ``docs/update.md``.  With ``"auto"``, which needs a ``target``,
+    it may where the iteration is faster with it by simulation.
 
     The constructor takes values; `Options.parse` reads what a user wrote and also looks at the
     disk.
@@ -193,7 +205,7 @@ class Options:
     state_dtype: StateType | None = None
     rounding: Literal["nearest", "stochastic"] = "nearest"
     rounding_seed: Annotated[int, Strict(), Field(ge=0, lt=1 << 64)] = 0
-    early_update: Annotated[bool, Strict()] = False
+    early_update: Annotated[bool | Literal["auto"], BeforeValidator(_early)] = False
     checksums: Annotated[bool, Strict(), AfterValidator(_sums)] = False
 
     @property
@@ -211,8 +223,8 @@ class Options:
 
     @property
     def set_aside(self) -> SetAside:
-        """What is set aside of the device budget."""
-        return SetAside(self.nvme_dir is not None, self.early_update)
+        """What is set aside of the device budget, unless the planner finds more to be worth it."""
+        return SetAside(self.nvme_dir is not None, self.early_update is True)
 
     @classmethod
     def parse(cls, given: Mapping[str, object] | None = None) -> Options:

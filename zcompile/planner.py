@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from zcompile.choosing import Choosing
+from zcompile.choosing import Choosing, Chosen
 from zcompile.errors import BudgetError
 from zcompile.graph_plan import GraphPlan
 from zcompile.io_buffers import block_bytes
@@ -33,7 +33,6 @@ from zcompile.options import Options
 from zcompile.passes.expected import LARGER_UPDATE_ROOM, UPDATE_ROOM
 from zcompile.passes.pins import idle_patterns
 from zcompile.passes.pipeline import (
-    Plan,
     run_fastest,
     run_within_budget,
 )
@@ -53,6 +52,9 @@ from zcompile.timing import Timing, pipeline_of
 
 EXPECTED_STATES = ("exp_avg", "exp_avg_sq")
 """Until an optimizer has been seen, homes are kept for the states of Adam."""
+
+EARLY_GAIN = 0.03
+"""The share of the iteration that early updates have to save to be chosen."""
 
 MAX_UPDATES = 16
 """How many planned updates can be looked at: more than most models have optimizers."""
@@ -77,6 +79,7 @@ class Planner:
         self._update_peak_bytes = 0
         self._updates: dict[tuple[str, ...], GraphPlan] = {}
         self._pins_are_checked = False
+        self._begins_early = options.early_update is True
         self.placement = Placement({})
 
     def check_pins(self, parameters: Collection[str]) -> None:
@@ -218,14 +221,27 @@ class Planner:
 
     @property
     def io_target(self) -> Target:
-        """The budgets, with nothing reserved but what files need."""
+        """The budgets, with nothing reserved but what files and early updates need."""
+        return self._target(begins_early=self._begins_early)
+
+    @property
+    def early_bytes(self) -> int:
+        """What updates may take of the device while backward runs; 0 if none may begin then."""
+        return self._early_bytes(begins_early=self._begins_early)
+
+    def _target(self, *, begins_early: bool) -> Target:
         options = self._options
+        set_aside = replace(options.set_aside, early_update=begins_early)
         return Target(
             device_budget=options.device_budget,
             host_budget=options.host_budget,
-            reserved_bytes=options.set_aside.nbytes(options.device_budget),
+            reserved_bytes=set_aside.nbytes(options.device_budget),
             has_nvme=options.nvme_dir is not None,
         )
+
+    def _early_bytes(self, *, begins_early: bool) -> int:
+        set_aside = replace(self._options.set_aside, early_update=begins_early)
+        return set_aside.window_bytes(self._options.device_budget)
 
     def _all(self, graphs: Mapping[str, Schedule]) -> tuple[Schedule, ...]:
         return (*graphs.values(), self._update)
@@ -255,34 +271,34 @@ class Planner:
         )
 
     def _replan(self, graphs: Mapping[str, Schedule], states: Sequence[str]) -> None:
-        before = self._states
+        before = self._states, self._begins_early
         self._states = tuple(states)
         try:
-            placement, found = self._choose(graphs)
-            plans = {
-                name: self._plan(each, placement, graphs, found) for name, each in graphs.items()
-            }
+            chosen = self._choose(graphs)
+            self._begins_early = chosen.begins_early
+            plans = {name: self._plan(each, chosen, graphs) for name, each in graphs.items()}
         except ValueError:
-            self._states = before
+            self._states, self._begins_early = before
             raise
-        self.placement, self._graphs, self._plans = placement, dict(graphs), plans
+        self.placement, self._graphs, self._plans = chosen.placement, dict(graphs), plans
 
     def _plan(
         self,
         captured: Schedule,
-        placement: Placement,
+        chosen: Chosen,
         graphs: Mapping[str, Schedule],
-        found: Mapping[str, Plan],
     ) -> GraphPlan:
-        values = self._with_homes(graphs, placement)
-        target = target_for(captured, placement, values, self.io_target)
+        values = self._with_homes(graphs, chosen.placement)
+        target = target_for(captured, chosen.placement, values, self.io_target)
         known = self._plans.get(captured.name)
         if known is not None and (known.captured, known.target) == (captured, target):
             return known
-        plan = found.get(captured.name) or run_within_budget(self._pipeline, captured, target)
+        plan = chosen.plans.get(captured.name) or run_within_budget(
+            self._pipeline, captured, target
+        )
         return GraphPlan(captured, target, plan)
 
-    def _choose(self, graphs: Mapping[str, Schedule]) -> tuple[Placement, Mapping[str, Plan]]:
+    def _choose(self, graphs: Mapping[str, Schedule]) -> Chosen:
         """Place all values; if states that are only expected have no room, without them.
 
         Certain are masters, and the states of optimizers that there are: a budget without room
@@ -300,10 +316,25 @@ class Planner:
         except DoesNotFit as error:
             raise self._refusal(error, graphs, certain) from None
 
-    def _chosen(
-        self, graphs: Mapping[str, Schedule], states: tuple[Value, ...]
-    ) -> tuple[Placement, Mapping[str, Plan]]:
-        return self._choosing.of(graphs, self._update, states, self.io_target)
+    def _chosen(self, graphs: Mapping[str, Schedule], states: tuple[Value, ...]) -> Chosen:
+        asked = self._options.early_update
+        chosen = self._chosen_with(graphs, states, begins_early=asked is True)
+        if asked != "auto" or chosen.seconds is None:
+            return chosen
+        try:
+            early = self._chosen_with(graphs, states, begins_early=True)
+        except DoesNotFit:  # not beside what is set aside for it
+            return chosen
+        assert early.seconds is not None, "the same kernels have the same times"
+        return early if early.seconds < (1 - EARLY_GAIN) * chosen.seconds else chosen
+
+    def _chosen_with(
+        self, graphs: Mapping[str, Schedule], states: tuple[Value, ...], *, begins_early: bool
+    ) -> Chosen:
+        target = self._target(begins_early=begins_early)
+        early_bytes = self._early_bytes(begins_early=begins_early)
+        chosen = self._choosing.of(graphs, self._update, states, target, early_bytes)
+        return replace(chosen, begins_early=begins_early)
 
     def _refusal(
         self, error: DoesNotFit, graphs: Mapping[str, Schedule], states: Sequence[Value]

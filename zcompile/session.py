@@ -200,9 +200,14 @@ class Session:
             if self._machine is None:
                 self._machine = self._open()
                 weakref.finalize(self, self._machine.close)
-                window_bytes = self.options.set_aside.window_bytes(self.options.device_budget)
-                self._takeover = Takeover(self, window_bytes)
+                may_begin_early = self.options.early_update is not False
+                self._takeover = Takeover(self, may_begin_early=may_begin_early)
             return self._machine
+
+    @property
+    def early_bytes(self) -> int:
+        """What updates may take of the device while backward runs; 0 if none may begin then."""
+        return self.planner.early_bytes
 
     @property
     def takeover(self) -> Takeover:
@@ -327,6 +332,8 @@ class Session:
             self.ledger.drop(Tier.DEVICE, self._resident_bytes)
             self.ledger.hold(Tier.DEVICE, resident_bytes)
             self._resident_bytes = resident_bytes
+            if self._machine is not None:
+                self._machine.keep_beside_at_most(self.early_bytes)
 
     def rests_in(self, tensor: Tensor) -> Tier:
         """Return the tier that ``tensor`` is on now."""

@@ -27,10 +27,12 @@ from tests.e2e.loops_early import (
     clipping_by_ours,
     plain,
 )
+from tests.machines.slow import slow
 from tests.optim.twins import Make
 from tests.runtime.conftest import USABLE
 from zcompile.backend import Backend, zinf_backend
 from zcompile.ir import Tier
+from zcompile.machines import render_machine
 from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.errors import StorageError
 from zcompile.runtime.executor import Kernels, NativeUpdates
@@ -128,6 +130,17 @@ def test_where_nothing_can_be_foretold_nothing_begins(loop: str, swap_dir: Path)
     of, session = trainee(swap_dir)
     check_alike(run(of, NEVER[loop]), in_plain_pytorch(NEVER[loop]))
     assert fates(session) == {}
+
+
+@pytest.mark.parametrize("slowness", [1.0, 1e3], ids=["copies decide", "kernels decide"])
+def test_with_auto_they_begin_where_it_pays(slowness: float, swap_dir: Path) -> None:
+    file = swap_dir / "machine.json"
+    file.write_text(render_machine(slow(slowness)))
+    of, session = trainee(swap_dir, early_update="auto", target=str(file))
+    check_alike(run(of, plain), in_plain_pytorch(plain))
+    assert (session.early_bytes > 0) == (slowness > 1)
+    adopted = {"adopted": NUM_PARAMETERS * (ITERATIONS - 2)} if slowness > 1 else {}
+    assert fates(session) == adopted
 
 
 def test_our_clipping_is_not_foretold_either(swap_dir: Path) -> None:

@@ -16,6 +16,7 @@ from torch.optim import SGD, Adamax, AdamW, Optimizer
 import zcompile
 from tests.forecast.models import DEPTH, words
 from tests.fx.graphs import Stack
+from tests.machines.slow import slow
 from tests.report.models import layers
 from zcompile.forecasting.answer import Forecast
 from zcompile.ir import Role, Tier
@@ -192,3 +193,23 @@ def test_nothing_is_left_of_it_in_the_compiler(tmp_path: Path) -> None:
     options = {"device_budget": 2 << 20, "nvme_dir": str(tmp_path), "compute": "eager"}
     session = trained(layers(), torch.ones(2, 256), options, AdamW)
     assert len(session.planned()) == 2
+
+
+def test_early_updates_are_forecast_beside_backward() -> None:
+    kinds = dict.fromkeys(("parameters", "gradients", "optimizer"), "nvme")
+
+    def seconds(*, early: bool) -> float:
+        options = {
+            "device_budget": 600_000,
+            "nvme_dir": "swap",
+            "compute": "eager",
+            "place": kinds,
+            "early_update": early,
+        }
+        found = zcompile.forecast(stack_of(DEPTH), words(), options, slow(1e3))
+        assert found.timing is not None
+        assert found.timing.seconds >= found.timing.kernel_s
+        assert found.timing.seconds >= found.timing.bound_s
+        return found.timing.seconds
+
+    assert seconds(early=True) < seconds(early=False)

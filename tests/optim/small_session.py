@@ -73,6 +73,10 @@ class SmallSession:
             homes.adopt(moving, tier, self.machine.transfers)
         self.takeover = Takeover(self)
 
+    @property
+    def early_bytes(self) -> int:
+        return 0
+
     def name_of(self, parameter: Tensor) -> str | None:
         return self._names.get(id(parameter))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -14,11 +14,12 @@ from torch.utils import _pytree as pytree
 
 from zcompile.errors import BudgetError, size_text
 from zcompile.forecasting.answer import Batch, Forecast, Holding
+from zcompile.forecasting.begun import begun_early
 from zcompile.forecasting.budgets import budgets_of, options_for
 from zcompile.forecasting.capturing import Request, source_of
 from zcompile.forecasting.largest import largest_batch
 from zcompile.forecasting.layers import repeating
-from zcompile.forecasting.timing import timing_of
+from zcompile.forecasting.timing import in_order, timing_of
 from zcompile.forecasting.tracing import Arguments
 from zcompile.forecasting.update import MakeOptimizer, optimizer_over, plan_update
 from zcompile.ir import Hardware, Role, Schedule, Tier, host_profile, value_name
@@ -88,20 +89,25 @@ class _Ahead:
         schedules = tuple(each.schedule for each in graphs)
         planner = Planner(self.options)
         planner.check_pins(tuple(self.named))
-        why_not, update = "", None
+        why_not, update, begun = "", None, None
         try:
             costs = {each.schedule.name: each.costs for each in graphs}
             planner.announce(schedules, costs, self._itemsizes)
+            trained = self._trained(schedules)
             lists = repeating(self.request.model)
-            update = plan_update(
-                made, self._trained(schedules), planner, self.options.precision, lists
-            )
+            update = plan_update(made, trained, planner, self.options.precision, lists)
+            begun = begun_early(planner, in_order(planner), self.hardware)
+            if begun is not None:
+                left = {at: name for at, name in trained.items() if name not in begun.names}
+                begun = replace(
+                    begun, left=plan_update(made, left, planner, self.options.precision, lists)
+                )
         except BudgetError as error:
             why_not = str(error)
         else:
             why_not = self._beyond_capacity(planner)
         planned = bool(planner.plans())
-        timing, untimed = timing_of(planner, graphs, update, self.hardware, self._num_tokens)
+        timing, untimed = timing_of(planner, graphs, update, self.hardware, self._num_tokens, begun)
         return Forecast(
             model=type(self.request.model).__name__,
             machine=self.hardware.name,

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zcompile.forecasting.answer import Timing
+from zcompile.forecasting.begun import Begun
 from zcompile.forecasting.unroll import Costed
 from zcompile.forecasting.update import Planned
 from zcompile.ir import Channel, Compute, Cost, Hardware, Schedule, Update, kernel_name, price
+from zcompile.passes.beside import simulate_beside
 from zcompile.passes.bound import bound
 from zcompile.passes.simulate import simulate
 from zcompile.planner import Planner
@@ -20,19 +22,22 @@ def timing_of(
     update: Planned | None,
     hardware: Hardware,
     num_tokens: int | None,
+    begun: Begun | None = None,
 ) -> tuple[Timing | None, tuple[str, ...]]:
-    """Return the timing of the iteration that ``planner`` has planned.
+    """Return the timing of the iteration that ``planner`` has planned, with ``update`` at its end.
 
+    What of it has ``begun`` before runs beside backward.
     Where operations have no time on ``hardware``, there is none, and their names are returned.
     """
-    plans = {each.captured.name: each.schedule for each in planner.plans()}
-    if not plans:
+    schedules = in_order(planner)
+    if not schedules:
         return None, ()
-    schedules = [plans[name] for name in _in_order(list(plans))]
     costs = {each.schedule.name: each.costs for each in graphs}
-    cycle, runs = list(schedules), [_Run(1, tuple(schedules), costs)]
+    cycle, runs = list(schedules), [_Run(1, schedules, costs, begun)]
     if update is not None:
-        runs += [_Run(e.times, (e.schedule,), {e.schedule.name: e.costs}) for e in update.pieces]
+        left = update if begun is None else begun.left
+        pieces = () if left is None else left.pieces
+        runs += [_Run(e.times, (e.schedule,), {e.schedule.name: e.costs}) for e in pieces]
         at_once = update.at_once
         cycle.append(at_once.schedule)
         costs = {**costs, at_once.schedule.name: at_once.costs}
@@ -72,28 +77,44 @@ class _Took:
 class _Run:
     """Schedules that run one after another, with nothing in flight before and behind them.
 
-    What they take counts so many ``times``.
+    What they take counts so many ``times``.  What has ``begun`` meanwhile runs beside them.
     """
 
     times: int
     schedules: tuple[Schedule, ...]
     costs: Mapping[str, Mapping[str, Cost]]
+    begun: Begun | None = None
 
     def simulated(self, hardware: Hardware) -> _Took:
         seconds = _seconds(self.costs, hardware)
-        found = simulate(self.schedules, seconds, hardware)
         kernel_s = sum(
             seconds[each.name][kernel_name(step)]
             for each in self.schedules
             for step in each.steps
             if isinstance(step, Compute | Update)
         )
+        if self.begun is not None:
+            return self._beside(self.begun, kernel_s, seconds, hardware)
+        found = simulate(self.schedules, seconds, hardware)
         return _Took(
             self.times * found.seconds,
             self.times * found.exposed_s,
             self.times * kernel_s,
             {channel: self.times * busy for channel, busy in found.busy_s.items()},
         )
+
+    def _beside(
+        self,
+        begun: Begun,
+        kernel_s: float,
+        seconds: Mapping[str, Mapping[str, float]],
+        hardware: Hardware,
+    ) -> _Took:
+        found = simulate_beside(
+            self.schedules, begun.beside, {**seconds, **begun.seconds}, hardware
+        )
+        kernel_s += sum(sum(each.values()) for each in begun.seconds.values())
+        return _Took(found.seconds, max(0.0, found.seconds - kernel_s), kernel_s, found.busy_s)
 
 
 def _seconds(
@@ -108,6 +129,12 @@ def _added(each_busy: Iterable[Mapping[Channel, float]]) -> dict[Channel, float]
         for channel, seconds in busy.items():
             found[channel] = found.get(channel, 0.0) + seconds
     return found
+
+
+def in_order(planner: Planner) -> tuple[Schedule, ...]:
+    """Return the plans of all graphs as an iteration runs them."""
+    plans = {each.captured.name: each.schedule for each in planner.plans()}
+    return tuple(plans[name] for name in _in_order(list(plans)))
 
 
 def _in_order(names: Sequence[str]) -> list[str]:

@@ -30,7 +30,7 @@ from zcompile.ir import Tier
 from zcompile.optim.assumption import Assumption, flushes_denormals
 from zcompile.optim.claims import claims_of
 from zcompile.optim.early_batch import Batch, Worker
-from zcompile.optim.history import History, batches
+from zcompile.optim.history import History
 from zcompile.optim.host import Host
 from zcompile.optim.native import NativeKernels
 from zcompile.optim.program import Memo
@@ -38,12 +38,10 @@ from zcompile.optim.rule import Rule, Scaling
 from zcompile.optim.rules import rule_of
 from zcompile.optim.subjects import GRAD, Subject, fitting, subjects_of
 from zcompile.optim.update import Update, raise_versions
+from zcompile.passes.ahead import BATCH_WINDOWS, batches
 from zcompile.runtime.buffer import tensor_over
 from zcompile.runtime.cpu import Landed
 from zcompile.runtime.errors import StorageError
-
-BATCH_WINDOWS = 2
-"""A batch moves at least so many times what it may hold at once."""
 
 
 class Fate(StrEnum):
@@ -83,11 +81,11 @@ class Adopted:
 class EarlyUpdates:
     """Begins updates of the managed parameters of one session while backward runs.
 
-    ``window_bytes`` is what they may take of the device, 0 if none may begin.
+    What they may take of the device says the host at any time; ``may_begin`` is whether that is
+    ever anything.
     """
 
-    def __init__(self, host: Host, kernels: NativeKernels | None, window_bytes: int) -> None:
-        self._window_bytes = window_bytes
+    def __init__(self, host: Host, kernels: NativeKernels | None, *, may_begin: bool) -> None:
         self._host = weakref.ref(host)
         self._kernels = None if kernels is None else kernels.alone()
         self._known: dict[str, _Known] = {}
@@ -98,7 +96,7 @@ class EarlyUpdates:
         self._lock = threading.RLock()
         self._worker = Worker()
         self._fates: Counter[Fate] = Counter()
-        if window_bytes and kernels is not None:
+        if may_begin and kernels is not None:
             host.machine.on_landed = weak_hook(self._on_landed)
 
     def counts(self) -> dict[str, int]:
@@ -151,8 +149,10 @@ class EarlyUpdates:
         rule = None if optimizer is None else rule_of(optimizer)
         if host is None or optimizer is None or rule is None or flushes_denormals():
             return
+        if not host.early_bytes:
+            return
         subjects = self._subjects(batch, optimizer, rule, host)
-        target = replace(host.target(), device_budget=self._window_bytes, reserved_bytes=0)
+        target = replace(host.target(), device_budget=host.early_bytes, reserved_bytes=0)
         if len(subjects) < len(batch.names) or len(fitting(subjects, target)) < len(subjects):
             return
         members = tuple(each.member for each in subjects)
@@ -205,7 +205,7 @@ class EarlyUpdates:
             self._worker.rest()
             adopted = self._adopted(optimizer, {each.claim.name: each for each in subjects})
             self._learn(optimizer, subjects, held)
-            self._expect(optimizer, order)
+            self._expect(optimizer, order if host.early_bytes else (), host.early_bytes)
             return adopted
 
     def _as_foretold(
@@ -287,7 +287,7 @@ class EarlyUpdates:
             else:
                 known.history = known.history.after(held=claim.name in held)
 
-    def _expect(self, optimizer: Optimizer, order: Sequence[str]) -> None:
+    def _expect(self, optimizer: Optimizer, order: Sequence[str], window_bytes: int) -> None:
         """Expect that the gradients of the next iteration come in ``order``, too."""
         self._expected = {
             name: batch
@@ -295,7 +295,7 @@ class EarlyUpdates:
             if batch.optimizer() is not optimizer
         }
         foretold = [name for name in order if self._is_foretold(name, optimizer)]
-        least_bytes = BATCH_WINDOWS * self._window_bytes
+        least_bytes = BATCH_WINDOWS * window_bytes
         for names in batches(foretold, lambda name: self._known[name].nbytes, least_bytes):
             memo = self._memos.setdefault(names, Memo())
             batch = Batch(weakref.ref(optimizer), names, set(names), memo)

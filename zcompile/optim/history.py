@@ -9,7 +9,6 @@ is made again, and costs the parameter a longer proof.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 PROOF = 2
@@ -41,21 +40,3 @@ class History:
         """Return the history after one more update, as foretold or not, or ``in_vain`` begun."""
         streak = self.streak + 1 if held and not in_vain else 0
         return History(streak, self.proof * HARDER if in_vain else self.proof)
-
-
-def batches(
-    names: Sequence[str], nbytes: Callable[[str], int], least_bytes: int
-) -> tuple[tuple[str, ...], ...]:
-    """Cut ``names``, in the order in which gradients come, into batches of ``least_bytes``.
-
-    >>> batches("abcde", {"a": 1, "b": 5, "c": 1, "d": 1, "e": 1}.__getitem__, 3)
-    (('a', 'b'), ('c', 'd', 'e'))
-    """
-    made: list[tuple[str, ...]] = []
-    batch: list[str] = []
-    for name in names:
-        batch.append(name)
-        if sum(map(nbytes, batch)) >= least_bytes:
-            made.append(tuple(batch))
-            batch = []
-    return (*made, tuple(batch)) if batch else tuple(made)

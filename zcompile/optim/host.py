@@ -25,6 +25,11 @@ class Host(Protocol):
         """How parameters and their states are to be kept."""
         ...
 
+    @property
+    def early_bytes(self) -> int:
+        """What updates may take of the device while backward runs; 0 if none may begin then."""
+        ...
+
     def name_of(self, parameter: Tensor) -> str | None:
         """Return what ``parameter`` is called; ``None`` if the session does not manage it now."""
         ...

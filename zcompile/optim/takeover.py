@@ -66,15 +66,15 @@ class _Sighting:
 class Takeover:
     """Updates the managed parameters of one session, whichever optimizers hold them.
 
-    ``early_bytes`` is what updates may take of the device while backward runs, 0 if none may
-    begin then.  The session holds it, and it holds the session weakly.  The hooks go with
+    ``may_begin_early`` says whether the host may ever have bytes for updates that begin while
+    backward runs.  The session holds it, and it holds the session weakly.  The hooks go with
     ``close`` or when this object is collected.
     """
 
-    def __init__(self, host: Host, early_bytes: int = 0) -> None:
+    def __init__(self, host: Host, *, may_begin_early: bool = False) -> None:
         self._host = weakref.ref(host)
         self._kernels = NativeKernels.load()
-        self.early = EarlyUpdates(host, self._kernels, early_bytes)
+        self.early = EarlyUpdates(host, self._kernels, may_begin=may_begin_early)
         """The updates that begin while backward runs."""
         self._sightings: weakref.WeakKeyDictionary[Optimizer, _Sighting] = (
             weakref.WeakKeyDictionary()
