@@ -32,6 +32,7 @@ from zcompile.passes.placement import (
 )
 from zcompile.passes.preferences import preferences, whole_bundles
 from zcompile.passes.relaxation import SAMPLES
+from zcompile.passes.simulate import simulate
 
 MANY_KERNELS = 600
 """Of larger iterations only the plain placement is planned by a second pipeline."""
@@ -164,12 +165,44 @@ def choose(
     return Choice(best, (*found, *finals), tuple(_verdicts(best, (*finals, *found)[0])))
 
 
+def seconds_of(
+    model: Model,
+    target: Target,
+    placement: Placement,
+    plans: Mapping[str, Plan],
+    pipelines: Sequence[Pipeline] = TIMED,
+) -> float:
+    """Return the seconds of an iteration by ``plans`` that there are, on the target's hardware.
+
+    To be compared with a `Candidate`: the update is the one that ``placement`` leads to.
+    """
+    hardware = target.hardware
+    assert hardware is not None, "without hardware nothing has a time"
+    update = expected_update(model.values, hardware)
+    timed = {
+        name: replace(
+            plan, seconds=simulate([plan.schedule], target.kernel_seconds, hardware).seconds
+        )
+        for name, plan in plans.items()
+    }
+    return _Trial(model, target, update).took(placement, timed, pipelines).seconds
+
+
 def window_bytes(target: Target) -> int:
     """Return the device bytes that one piece of an update takes, as the optimizer cuts them."""
     if target.device_budget is None:
         return MAX_WINDOW_BYTES
     room = max(0, target.device_budget - target.reserved_bytes)
     return max(1, min(MAX_WINDOW_BYTES, room // WINDOW_SHARE))
+
+
+@dataclass(frozen=True, slots=True)
+class _Took:
+    """An iteration by simulation; ``num_early`` is how many pieces of the update begin early."""
+
+    update: Schedule
+    seconds: float
+    num_early: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +229,18 @@ class _Trial:
             graph.name: run_fastest(pipelines, graph, targets[graph.name])
             for graph in self.model.distinct
         }
+        took = self.took(placement, plans, pipelines)
+        return Candidate(preference, placement, plans, took.update, took.seconds, took.num_early)
+
+    def took(
+        self, placement: Placement, plans: Mapping[str, Plan], pipelines: Sequence[Pipeline]
+    ) -> _Took:
+        """Return how long an iteration by ``plans`` takes, and the update that belongs to it."""
         early = self._early(placement, plans, pipelines)
         left = self.update if early is None else early.left
-        update, update_s = self._update(left, placement, values, pipelines)
-        total = update_s + self._graphs_s(plans, early)
-        return Candidate(
-            preference, placement, plans, update, total, 0 if early is None else len(early.beside)
-        )
+        update, update_s = self._update(left, placement, self.model.values, pipelines)
+        seconds = update_s + self._graphs_s(plans, early)
+        return _Took(update, seconds, 0 if early is None else len(early.beside))
 
     def _early(
         self, placement: Placement, plans: Mapping[str, Plan], pipelines: Sequence[Pipeline]

@@ -20,7 +20,7 @@ STDLIB_ONLY = frozenset[str]()
 BELOW_SESSION = {
     *("ir", "errors", "precision", "options", "passes", "runtime", "machines", "timing"),
     *("io_buffers", "choosing", "graph_plan", "refusals", "planner", "moving_in"),
-    *("registry", "bridge", "graphs", "buckets", "collector"),
+    *("measuring", "registry", "bridge", "graphs", "buckets", "collector"),
     *("hooks", "gradients", "opening", "optim", "leaving"),
 }
 BELOW_BACKEND = {*BELOW_SESSION, "session"}
@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("graph_plan", "refusals"),
     },
     "registry": set(),
+    "measuring": {"ir", "runtime"},
     "moving_in": {"ir", "registry", "runtime"},
     "bridge": {"ir", "runtime"},
     "graphs": {"ir", "passes", "bridge", "graph_plan"},

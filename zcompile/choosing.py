@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zcompile.ir import Schedule, Target, Value
-from zcompile.passes.fastest import Model, choose, in_order
+from zcompile.passes.fastest import Model, choose, in_order, seconds_of
 from zcompile.passes.pins import Pin
 from zcompile.passes.pipeline import Pipeline, Plan
 from zcompile.passes.place import place
@@ -79,6 +79,32 @@ class Choosing:
         self._last.append((asked, chosen))
         return chosen
 
+    def seconds_of(
+        self,
+        graphs: Mapping[str, Schedule],
+        room: Schedule,
+        states: tuple[Value, ...],
+        target: Target,
+        now: Chosen,
+        early_bytes: int = 0,
+    ) -> float | None:
+        """Return what an iteration by the plans of ``now`` takes, as times are known by now."""
+        timed = self._timing.of_graphs(graphs, target)
+        if timed is None:
+            return None
+        model = self._model(graphs, room, states, early_bytes)
+        pipelines = self._timing.pipelines(self._pipeline)
+        return seconds_of(model, timed, now.placement, now.plans, pipelines)
+
+    def _model(
+        self,
+        graphs: Mapping[str, Schedule],
+        room: Schedule,
+        states: tuple[Value, ...],
+        early_bytes: int,
+    ) -> Model:
+        return Model(in_order(graphs.values()), states, self._pins, (room,), early_bytes)
+
     def _answer(
         self,
         graphs: Mapping[str, Schedule],
@@ -90,7 +116,7 @@ class Choosing:
     ) -> Chosen:
         if timed is None:
             return Chosen(place((*graphs.values(), room), states, self._pins, target), {})
-        model = Model(in_order(graphs.values()), states, self._pins, (room,), early_bytes)
+        model = self._model(graphs, room, states, early_bytes)
         choice = choose(model, timed, self._timing.pipelines(self._pipeline))
         best = choice.best
         placement = Placement(best.placement.homes, choice.verdicts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zcompile.ir import (
@@ -51,3 +52,30 @@ class GraphPlan:
         )
         fixed = self.target.reserved_bytes + arena_peak_bytes(self.schedule) + at_home
         return max(0, self.peak_bytes - fixed)
+
+
+MAX_UPDATES = 16
+"""How many planned updates can be looked at: more than most models have optimizers."""
+
+
+class Updates:
+    """The latest plan of each update of other values, the oldest first.
+
+    ``peak_bytes`` is the most that any so far lets the device hold.
+    """
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._plans: dict[tuple[str, ...], GraphPlan] = {}
+
+    def add(self, update: GraphPlan) -> None:
+        """Take note of a plan; one that moves nothing is not kept."""
+        self.peak_bytes = max(self.peak_bytes, update.peak_bytes)
+        if names := tuple(each.name for each in update.captured.values):
+            self._plans.pop(names, None)
+            self._plans[names] = update
+            if len(self._plans) > MAX_UPDATES:
+                del self._plans[next(iter(self._plans))]
+
+    def __iter__(self) -> Iterator[GraphPlan]:
+        return iter(tuple(self._plans.values()))

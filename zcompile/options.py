@@ -38,6 +38,9 @@ SKIP_VARIABLE = "ZINF_SKIP"
 IO_VARIABLE = "ZINF_IO"
 """The environment variable that gives ``io``: how files are read and written."""
 
+REPLAN_AFTER = 3
+"""Iterations that are measured on this machine unless told otherwise; the first does not count."""
+
 _SIZE_FORM = re.compile(r"\s*\d+(\.\d+)?\s*[A-Za-z]*\s*", re.ASCII)
 _SIZE_REMEDY = 'write a whole number of bytes, or text such as "512MiB" or "2GB"'
 _NAMES_REMEDY = 'write names such as "prefetch,keep"'
@@ -127,6 +130,10 @@ def _pins(given: object, others: ValidationInfo) -> tuple[tuple[str, Tier], ...]
     return pins
 
 
+def _machine(given: object) -> object:
+    return os.fspath(cast("os.PathLike[str]", given)) if isinstance(given, os.PathLike) else given
+
+
 def _sums(given: bool, others: ValidationInfo) -> bool:
     if given and others.data.get("nvme_dir", "absent") is None:
         raise ValueError("there are no files to check; give nvme_dir, or leave it out")
@@ -146,6 +153,12 @@ def _early(given: object, others: ValidationInfo) -> object:
     # An option that failed its own check is absent from the data and reported by itself.
     if others.data.get("target", "absent") is None:
         raise ValueError("compares times, which needs target; give target, or write True or False")
+    return given
+
+
+def _replan(given: int | None, others: ValidationInfo) -> int | None:
+    if given and others.data.get("target", "absent") is None:
+        raise ValueError("plans go by distance and not by time; give target, or leave it out")
     return given
 
 
@@ -174,7 +187,9 @@ class Options:
     written: natively by io_uring or by threads, through the page cache, or by Python's threads;
     ``auto`` takes the best that works.  ``target`` is the machine to plan for, a name or a JSON
     file as ``zcompile.machines`` loads them: with it plans are compared by the time they would
-    take.
+    take.  ``replan_after`` is the number of iterations after which they are compared once more,
+    by what kernels took meanwhile; 0 is never.  By default it is 3 for the target ``"here"``, and
+    never for another, which need not be this machine.
 
     ``master_weights`` keeps a copy in fp32 of every parameter in bf16 or fp16, for updating, and
     the states in fp32.  ``state_dtype`` keeps the states in another type.  ``rounding`` says how
@@ -200,7 +215,10 @@ class Options:
     skip: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     place: Annotated[tuple[tuple[str, Tier], ...], BeforeValidator(_pins)] = ()
     io: Literal["auto", "uring", "threads", "buffered", "python"] = "auto"
-    target: str | None = None
+    target: Annotated[str | None, BeforeValidator(_machine)] = None
+    replan_after: Annotated[int | None, Strict(), Field(ge=0, le=1000), AfterValidator(_replan)] = (
+        None
+    )
     master_weights: Annotated[bool, Strict()] = False
     state_dtype: StateType | None = None
     rounding: Literal["nearest", "stochastic"] = "nearest"
@@ -214,6 +232,13 @@ class Options:
         if self.nvme_dir is None:
             return ()
         return self.nvme_dir if isinstance(self.nvme_dir, tuple) else (self.nvme_dir,)
+
+    @property
+    def measured_iterations(self) -> int:
+        """How many iterations are measured before plans are compared once more; 0: none."""
+        if self.replan_after is not None:
+            return self.replan_after
+        return REPLAN_AFTER if self.target == "here" else 0
 
     @property
     def precision(self) -> Precision:

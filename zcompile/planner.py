@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from zcompile.choosing import Choosing, Chosen
 from zcompile.errors import BudgetError
-from zcompile.graph_plan import GraphPlan
+from zcompile.graph_plan import GraphPlan, Updates
 from zcompile.io_buffers import block_bytes
 from zcompile.ir import (
     Cost,
@@ -27,10 +27,10 @@ from zcompile.ir import (
     Target,
     Tier,
     Value,
-    peak_bytes,
 )
 from zcompile.options import Options
 from zcompile.passes.expected import LARGER_UPDATE_ROOM, UPDATE_ROOM
+from zcompile.passes.measured import kernel_seconds, typical
 from zcompile.passes.pins import idle_patterns
 from zcompile.passes.pipeline import (
     run_fastest,
@@ -53,11 +53,11 @@ from zcompile.timing import Timing, pipeline_of
 EXPECTED_STATES = ("exp_avg", "exp_avg_sq")
 """Until an optimizer has been seen, homes are kept for the states of Adam."""
 
+LEAST_GAIN = 0.02
+"""Plans that would take less than 2 % off an iteration do not replace those that run."""
+
 EARLY_GAIN = 0.03
 """The share of the iteration that early updates have to save to be chosen."""
-
-MAX_UPDATES = 16
-"""How many planned updates can be looked at: more than most models have optimizers."""
 
 Foreseen = Callable[[], tuple[str, ...]]
 """Names the states of optimizers that there are; asked only where those of Adam have no room."""
@@ -76,8 +76,7 @@ class Planner:
         self._states: tuple[str, ...] = ()
         self._itemsizes: dict[str, int] = {}
         self._plans: dict[str, GraphPlan] = {}
-        self._update_peak_bytes = 0
-        self._updates: dict[tuple[str, ...], GraphPlan] = {}
+        self.updates = Updates()
         self._pins_are_checked = False
         self._begins_early = options.early_update is True
         self.placement = Placement({})
@@ -159,6 +158,39 @@ class Planner:
             self.expect_states([base])
         return self.placement.homes.get(name, Tier.DEVICE)
 
+    def correct(self, measured: Mapping[str, tuple[Schedule, Sequence[Sequence[float]]]]) -> bool:
+        """Plan by what kernels took, if other plans are faster then; say whether they are.
+
+        ``measured`` gives by graph the plan that ran, and of each run what passed between its
+        moves.  No graph is captured and no kernel compiled for it.
+        """
+        self._timing.correct(
+            {
+                name: kernel_seconds(plan, typical(runs), self._timing.kernel_seconds(name))
+                for name, (plan, runs) in measured.items()
+            }
+        )
+        graphs, states = self._graphs, self._state_values(self._graphs)
+        now = Chosen(self.placement, {name: each.plan for name, each in self._plans.items()})
+        now_s = self._choosing.seconds_of(
+            graphs, self._update, states, self.io_target, now, self.early_bytes
+        )
+        chosen = self._chosen(graphs, states)
+        if now_s is None or chosen.seconds is None or chosen.seconds > (1 - LEAST_GAIN) * now_s:
+            return False
+        self._begins_early = chosen.begins_early
+        values = self._with_homes(graphs, chosen.placement)
+        self._plans = {
+            name: GraphPlan(
+                graph,
+                target_for(graph, chosen.placement, values, self.io_target),
+                chosen.plans[name],
+            )
+            for name, graph in graphs.items()
+        }
+        self.placement = chosen.placement
+        return True
+
     def plan(self, name: str) -> GraphPlan:
         """Return the plan of the graph called ``name``; the same object until it changes."""
         return self._plans[name]
@@ -189,25 +221,13 @@ class Planner:
             plan = run_within_budget(self._pipeline, schedule, target)
         else:
             plan = run_fastest(self._timing.pipelines(self._pipeline), schedule, timed)
-        self._update_peak_bytes = max(self._update_peak_bytes, peak_bytes(plan.schedule, target))
-        self._remember(GraphPlan(schedule, target, plan))
+        self.updates.add(GraphPlan(schedule, target, plan))
         return plan.schedule
-
-    def updates(self) -> tuple[GraphPlan, ...]:
-        """Return the latest plan of each update of other values, the oldest first."""
-        return tuple(self._updates.values())
-
-    def _remember(self, update: GraphPlan) -> None:
-        if names := tuple(each.name for each in update.captured.values):
-            self._updates.pop(names, None)
-            self._updates[names] = update
-            if len(self._updates) > MAX_UPDATES:
-                del self._updates[next(iter(self._updates))]
 
     @property
     def peak_bytes(self) -> int:
         """The most device bytes that a plan holds: one of a graph's, or of any update so far."""
-        return max((self._update_peak_bytes, *(each.peak_bytes for each in self.plans())))
+        return max((self.updates.peak_bytes, *(each.peak_bytes for each in self.plans())))
 
     @property
     def io_block_bytes(self) -> int:

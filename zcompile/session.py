@@ -24,6 +24,7 @@ from zcompile.graphs import Graph, Planned
 from zcompile.hooks import weak_hook
 from zcompile.ir import Fetch, Offload, Schedule, Target, Tier
 from zcompile.leaving import Leaving
+from zcompile.measuring import Measured, Measuring
 from zcompile.moving_in import MovingIn
 from zcompile.opening import open_files
 from zcompile.optim.foreseen import foreseen_states
@@ -90,6 +91,7 @@ class Session:
         self._has_folder = False
         self._machine: Machine | None = None
         self._takeover: Takeover | None = None
+        self._measuring = Measuring(options.measured_iterations)
         self._iterations: deque[Snapshot] = deque(maxlen=MAX_ITERATIONS)
         self._lock = RLock()
         on_step = register_optimizer_step_post_hook(weak_hook(self._after_step))
@@ -151,7 +153,10 @@ class Session:
             # What a graph holds besides homes, arena and I/O buffers.
             self.ledger.holding(Tier.DEVICE, planned.passing_bytes),
         ):
-            return planned.module(executor, args)  # type: ignore[no-any-return]
+            if graph.bindings(args):  # what one call takes says little of another's shapes
+                return planned.module(executor, args)  # type: ignore[no-any-return]
+            with self._measuring.watching(schedule, executor) as watched:
+                return planned.module(watched, args)  # type: ignore[no-any-return]
 
     def planned(self) -> tuple[Planned, ...]:
         """Return every graph that has run, with its plan."""
@@ -187,6 +192,8 @@ class Session:
                     optimizer, self.home_bytes(each for each in params if each.grad is not None)
                 )
             self._iterations.append(self.ledger.lap())
+            if measured := self._measuring.iteration_ended():
+                self.correct(measured)
 
     def home_bytes(self, tensors: Iterable[Tensor] | None = None) -> int:
         """Return what ``tensors``, by default all parameters, weigh at home in files."""
@@ -326,14 +333,44 @@ class Session:
         if self._machine is not None:
             for parameter in managed.values():
                 self._gradients.add(parameter)
-        if placement is not self._settled:
-            self._settled = placement
-            resident_bytes = self.planner.resident_bytes
-            self.ledger.drop(Tier.DEVICE, self._resident_bytes)
-            self.ledger.hold(Tier.DEVICE, resident_bytes)
-            self._resident_bytes = resident_bytes
-            if self._machine is not None:
-                self._machine.keep_beside_at_most(self.early_bytes)
+        self._account()
+
+    def _account(self) -> None:
+        """Count what rests on the device by the placement of now; copies make room for it."""
+        if self.planner.placement is self._settled:
+            return
+        self._settled = self.planner.placement
+        if self._machine is not None:
+            self._machine.keep_at_most(0)
+        resident_bytes = self.planner.resident_bytes
+        self.ledger.drop(Tier.DEVICE, self._resident_bytes)
+        self.ledger.hold(Tier.DEVICE, resident_bytes)
+        self._resident_bytes = resident_bytes
+        if self._machine is not None:
+            self._machine.keep_beside_at_most(self.early_bytes)
+
+    def correct(self, measured: Measured) -> bool:
+        """Plan by what kernels took, between two iterations; say whether plans have changed."""
+        with self._lock:
+            if not self.planner.correct(measured):
+                return False
+            self._move_house()
+            return True
+
+    def _move_house(self) -> None:
+        """Bring everything to the homes of another placement; what leaves the device goes first."""
+        homes = self.planner.placement.homes
+        own = {
+            name: parameter
+            for name, parameter in self.registry
+            if name in homes and not self.elsewhere(parameter)
+        }
+        self.machine.keep_at_most(0)
+        leaving = {name: each for name, each in own.items() if homes[name] is not Tier.DEVICE}
+        self._moving_in.bring(self, leaving, homes)
+        self.takeover.meet()
+        self._moving_in.bring(self, own, homes)
+        self._account()
 
     def rests_in(self, tensor: Tensor) -> Tier:
         """Return the tier that ``tensor`` is on now."""

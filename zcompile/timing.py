@@ -33,11 +33,23 @@ class Timing:
     def __init__(self, options: Options) -> None:
         self._hardware = None if options.target is None else _machine_of(options, options.target)
         self._costs: dict[str, Mapping[str, Cost]] = {}
+        self._measured: dict[str, Mapping[str, float]] = {}
         self._is_pipeline_given = options.pipeline is not None or bool(options.skip)
 
     def learn(self, costs: Mapping[str, Mapping[str, Cost]]) -> None:
         """Note by graph what each kernel costs."""
         self._costs |= costs
+
+    def correct(self, measured: Mapping[str, Mapping[str, float]]) -> None:
+        """Let the seconds of kernels be those that were ``measured``, by graph."""
+        self._measured |= measured
+
+    def kernel_seconds(self, graph: str) -> Mapping[str, float]:
+        """Return the seconds of the kernels of ``graph``, as far as they are known."""
+        if self._hardware is None:
+            return {}
+        roofline = price(self._costs.get(graph, {}), self._hardware).seconds
+        return {**roofline, **self._measured.get(graph, {})}
 
     def pipelines(self, pipeline: Pipeline) -> tuple[Pipeline, ...]:
         """Return what is tried where times are known: what the user asked for, or all there is."""
@@ -49,7 +61,7 @@ class Timing:
             return None
         seconds: dict[str, Mapping[str, float]] = {}
         for name, graph in graphs.items():
-            seconds[name] = price(self._costs.get(name, {}), self._hardware).seconds
+            seconds[name] = self.kernel_seconds(name)
             kernels = {kernel_name(step) for step in graph.steps if isinstance(step, Compute)}
             if kernels - seconds[name].keys():
                 return None

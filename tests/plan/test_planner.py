@@ -9,7 +9,7 @@ import pytest
 
 from tests.plan.small_models import linear, small
 from zcompile.errors import BudgetError
-from zcompile.ir import Kind, Operation, Schedule, Tier, arena_peak_bytes
+from zcompile.ir import Compute, Kind, Operation, Schedule, Tier, arena_peak_bytes
 from zcompile.machines import load_machine, render_machine
 from zcompile.options import Options
 from zcompile.planner import EXPECTED_STATES, Planner
@@ -170,3 +170,20 @@ def test_a_machine_that_there_is_not_is_refused(tmp_path: Path) -> None:
         Planner(Options(target=str(path), host_budget=1 << 30))
     with pytest.raises(ValueError, match="deadline keeps time by a machine; give target"):
         Planner(Options(pipeline="place,stream,offload,deadline,pack"))
+
+
+def test_plans_change_if_kernels_take_other_times_and_it_pays() -> None:
+    planner = timed(host_budget=1 << 30)
+    (before,) = planner.plans()
+    num_moves = sum(not isinstance(step, Compute) for step in before.schedule.steps)
+    assert not planner.correct({}), "nothing was measured, so nothing is better"
+    assert planner.plans() == (before,)
+    taken = planner.placement
+    for seconds in (1e-9, 10.0):
+        gaps = [seconds] * (num_moves + 1)
+        changed = planner.correct({"backward": (before.schedule, [gaps])})
+        (after,) = planner.plans()
+        assert changed == (after is not before)
+        assert after.captured is before.captured
+        assert after.peak_bytes <= smallest(linear(MEGABYTE)[0]) * 2
+        assert set(planner.placement.homes) == set(taken.homes)

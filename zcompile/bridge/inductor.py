@@ -44,6 +44,10 @@ class SegmentCompiler:
         self._calls: dict[str, BoxedCall] = {}
         self._known = Constants()
 
+    def __len__(self) -> int:
+        """Return how many distinct segments have been compiled."""
+        return len(self._calls)
+
     def compile(self, segments: Sequence[Segment], attributes: nn.Module) -> dict[str, nn.Module]:
         """Return a module for each of ``segments``, by name."""
         return {

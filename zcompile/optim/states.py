@@ -88,7 +88,7 @@ def bring_home(optimizer: Optimizer, host: Host) -> Brought:
         elif not state.placed and now is Tier.DEVICE:
             staying_bytes += state.tensor.nbytes
     moved_bytes = 0
-    for tier, states in strays.items():
+    for tier, states in sorted(strays.items(), key=lambda stray: stray[0] is Tier.DEVICE):
         homeless = [each for each in states if not host.elsewhere(each.tensor)]
         sharers = _sharers(states, host)
         labelled = [(state.name, state.tensor) for state in states] + sharers

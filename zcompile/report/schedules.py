@@ -130,7 +130,7 @@ def schedules(model: object, *, updates: bool = False) -> tuple[ScheduleReport, 
         _report(each.plan, each.module.code, each.costs, placed) for each in session.planned()
     ]
     if updates:
-        graphs += [_report(each, "", {}, placed) for each in session.planner.updates()]
+        graphs += [_report(each, "", {}, placed) for each in session.planner.updates]
     return tuple(graphs)
 
 
