@@ -4,8 +4,9 @@
     python benchmarks/prediction.py --folder swap
 
 Small models are trained within tight and ample budgets.  For each one line: the seconds of an
-iteration as foretold and the median of those measured, and the most device bytes as foretold
-and as the ledger counts them.  The machine should be idle.
+iteration as foretold before anything runs, as planned once kernels have been measured in the
+first iterations, and the median of those that follow; and the most device bytes as foretold and
+as the ledger counts them.  The machine should be idle.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ import zcompile
 from zcompile.forecasting.answer import Forecast
 from zcompile.ir import Tier
 
-WARM_UP = 2
+REPLAN_AFTER = 3
+
+WARM_UP = REPLAN_AFTER + 1
 
 TIME_BAR, PEAK_BAR = 0.15, 0.05
 
@@ -85,24 +88,37 @@ def foretold(case: Case, options: dict[str, Any]) -> Forecast:
     return zcompile.forecast(model, inputs, options, "here")
 
 
-def measured(case: Case, options: dict[str, Any], iterations: int) -> tuple[float, int, int]:
-    """Train; return the median seconds of an iteration, and the peaks counted and planned."""
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Seconds of an iteration, median and as planned by then; peaks counted and planned first."""
+
+    seconds: float
+    planned_s: float
+    peak_bytes: int
+    planned_bytes: int
+
+
+def trained(case: Case, options: dict[str, Any], iterations: int) -> Trained:
+    """Train, with plans that go by what kernels took, and compare."""
     torch.compiler.reset()
     torch.manual_seed(0)
     model = case.make()
-    compiled: Any = torch.compile(model, backend="zinf", options=options)
+    given = {**options, "target": "here", "replan_after": REPLAN_AFTER}
+    compiled: Any = torch.compile(model, backend="zinf", options=given)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     inputs = case.inputs()
     took: list[float] = []
+    planned_bytes = 0
     for _ in range(WARM_UP + iterations):
         start = time.perf_counter()
         case.loss(compiled, inputs).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         took.append(time.perf_counter() - start)
+        planned_bytes = planned_bytes or zcompile.stats(compiled).planned_peak_bytes
     stats = zcompile.stats(compiled)
     peak = stats.total.peak_bytes[Tier.DEVICE]
-    return median(took[WARM_UP:]), peak, stats.planned_peak_bytes
+    return Trained(median(took[WARM_UP:]), stats.planned_seconds or 0.0, peak, planned_bytes)
 
 
 def main() -> int:
@@ -115,7 +131,7 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     missed = 0
-    head = f"{'model':8} {'budget':>8} {'foretold':>9} {'measured':>9} {'':>7}"
+    head = f"{'model':8} {'budget':>8} {'foretold':>9} {'planned':>9} {'measured':>9} {'':>7}"
     print(f"{head} {'peak foretold':>14} {'counted':>9} {'':>7}")
     for case in CASES:
         base: dict[str, Any] = {"nvme_dir": str(given.folder), "compute": "eager"}
@@ -128,13 +144,14 @@ def main() -> int:
                 print(f"{case.name:8} {budget >> 20:>4} MiB {told.why_not or told.untimed}")
                 missed += 1
                 continue
-            seconds, peak, planned = measured(case, options, given.iterations)
-            said = told.peak_bytes[Tier.DEVICE]
-            off, over = told.timing.seconds / seconds - 1, said / peak - 1
-            missed += abs(off) > TIME_BAR or not 0 <= over <= PEAK_BAR or said != planned
+            found = trained(case, options, given.iterations)
+            said, peak = told.peak_bytes[Tier.DEVICE], found.peak_bytes
+            off, over = found.planned_s / found.seconds - 1, said / peak - 1
+            missed += abs(off) > TIME_BAR or not 0 <= over <= PEAK_BAR
             print(
-                f"{case.name:8} {budget >> 20:>4} MiB {told.timing.seconds:>8.3f}s {seconds:>8.3f}s"
-                f" {off:>+7.1%} {said / 2**20:>10.1f} MiB {peak / 2**20:>5.1f} MiB {over:>+7.1%}",
+                f"{case.name:8} {budget >> 20:>4} MiB {told.timing.seconds:>8.3f}s"
+                f" {found.planned_s:>8.3f}s {found.seconds:>8.3f}s {off:>+7.1%}"
+                f" {said / 2**20:>10.1f} MiB {peak / 2**20:>5.1f} MiB {over:>+7.1%}",
                 flush=True,
             )
     print(f"{missed} outside the bars: time within 15 %, peak within 5 % and never below")

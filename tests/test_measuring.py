@@ -63,3 +63,14 @@ def test_a_plan_that_replaces_another_is_measured_anew() -> None:
     other = Schedule("forward", (), ())
     run(measuring, other)
     assert measuring.iteration_ended() is None
+
+
+def test_what_moves_nothing_is_measured_as_a_whole_and_what_varies_not_at_all() -> None:
+    measuring = Measuring(1)
+    for sizes in (None, None, {"s0": 3}):
+        with measuring.watching(PLAN, None, sizes) as nothing:
+            assert nothing is None
+    measured = measuring.iteration_ended()
+    assert measured is not None
+    ((gap,),) = measured["forward"][1]
+    assert gap >= 0.0

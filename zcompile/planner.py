@@ -80,6 +80,8 @@ class Planner:
         self._pins_are_checked = False
         self._begins_early = options.early_update is True
         self.placement = Placement({})
+        self.seconds: float | None = None
+        """What an iteration takes by simulation, each graph once; ``None`` if times are unknown."""
 
     def check_pins(self, parameters: Collection[str]) -> None:
         """Raise ``ValueError`` if a pattern of ``place`` matches none of ``parameters``.
@@ -175,6 +177,7 @@ class Planner:
         now_s = self._choosing.seconds_of(
             graphs, self._update, states, self.io_target, now, self.early_bytes
         )
+        self.seconds = now_s
         chosen = self._chosen(graphs, states)
         if now_s is None or chosen.seconds is None or chosen.seconds > (1 - LEAST_GAIN) * now_s:
             return False
@@ -188,7 +191,7 @@ class Planner:
             )
             for name, graph in graphs.items()
         }
-        self.placement = chosen.placement
+        self.placement, self.seconds = chosen.placement, chosen.seconds
         return True
 
     def plan(self, name: str) -> GraphPlan:
@@ -301,6 +304,7 @@ class Planner:
             self._states, self._begins_early = before
             raise
         self.placement, self._graphs, self._plans = chosen.placement, dict(graphs), plans
+        self.seconds = chosen.seconds
 
     def _plan(
         self,

@@ -126,7 +126,10 @@ class Session:
             planned = self._prepared(graph, args)
         self.buckets.look(gradients_leave=planned.moves)
         if self._machine is None and not planned.moves:
-            with self.ledger.holding(Tier.DEVICE, planned.passing_bytes):
+            with (
+                self.ledger.holding(Tier.DEVICE, planned.passing_bytes),
+                self._measuring.watching(planned.schedule, None, graph.bindings(args)),
+            ):
                 return planned.module(None, args)  # type: ignore[no-any-return]
         return self._execute(graph, planned, args)
 
@@ -152,11 +155,9 @@ class Session:
             machine.executing(schedule, bindings) as executor,
             # What a graph holds besides homes, arena and I/O buffers.
             self.ledger.holding(Tier.DEVICE, planned.passing_bytes),
+            self._measuring.watching(schedule, executor, graph.bindings(args)) as watched,
         ):
-            if graph.bindings(args):  # what one call takes says little of another's shapes
-                return planned.module(executor, args)  # type: ignore[no-any-return]
-            with self._measuring.watching(schedule, executor) as watched:
-                return planned.module(watched, args)  # type: ignore[no-any-return]
+            return planned.module(watched, args)  # type: ignore[no-any-return]
 
     def planned(self) -> tuple[Planned, ...]:
         """Return every graph that has run, with its plan."""

@@ -33,6 +33,9 @@ class Stats:
     ``exposed_seconds`` by channel and ``peak_bytes`` by tier.  ``planned_peak_bytes`` is the
     most that any plan of the model lets the device hold.  A budget is ``None`` if not given.
 
+    ``planned_seconds`` is what an iteration takes by simulation, each graph once, on the machine
+    of the option ``target``; ``None`` without one, or where it gives no time to some operation.
+
     ``outside_bytes`` is what ran outside the compiled graphs has read of homes in files, by
     cause, in whole pages.  ``unused`` gives the bytes of each parameter that is in no graph:
     it stays in ordinary memory.  Of a compiled function that is not known.
@@ -54,6 +57,7 @@ class Stats:
     unused: Mapping[str, int] = field(default_factory=dict[str, int])
     ddp_bucket_bytes: int = 0
     early_updates: Mapping[str, int] = field(default_factory=dict[str, int])
+    planned_seconds: float | None = None
 
     def __str__(self) -> str:
         text = StringIO()
@@ -69,6 +73,8 @@ class Stats:
         if self.early_updates:
             fates = ", ".join(f"{number} {fate}" for fate, number in self.early_updates.items())
             yield f"updates of parameters begun while backward ran: {fates}"
+        if self.planned_seconds is not None:
+            yield f"an iteration as planned takes {self.planned_seconds:.3g} s"
         if self.unused:
             more = ["..."] if len(self.unused) > MAX_NAMES else []
             names = ", ".join([*[*self.unused][:MAX_NAMES], *more])
@@ -125,6 +131,7 @@ def stats(model: object) -> Stats:
         _unused(original_of(model), session) if callable(model) else {},
         session.buckets.nbytes,
         session.early_updates,
+        session.planner.seconds,
     )
 
 
