@@ -186,3 +186,14 @@ def test_rates_are_those_of_the_way_that_is_taken(record: Record) -> None:
         for dtype, rate in hardware.flops_per_s[kind].items():
             assert rate == record.measured.median(kind.value, dtype)
     assert hardware.memory_bytes_per_s == record.measured.median("memory", "triad")
+
+
+def test_what_is_read_was_written_before(tmp_path: Path) -> None:
+    # What was never written is read without the device, many times too fast.
+    with rigged((tmp_path,), SMALL) as rig:
+        memory = rig.memory.tensor(0, torch.uint8, (rig.nbytes,), (1,))
+        written = memory.clone()
+        memory.zero_()
+        rig.start(rig.chosen, write=False, nbytes=rig.nbytes).wait()
+        assert torch.equal(memory, written)
+        assert memory.count_nonzero() > rig.nbytes // 2

@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from zcompile.bench.direct_loop import blocks_of, direct_loop
 from zcompile.bench.effort import Effort
 from zcompile.bench.figure import Figure, Scale, Unit, figures_of
@@ -104,7 +106,11 @@ def rigged(nvme_dirs: Sequence[Path], effort: Effort) -> Generator[Rig]:
         for transfers in ways.values():
             stack.callback(transfers.close)
         nbytes = _affordable(file, ways[choose(FileIO.AUTO).io], effort)
-        yield Rig(file, file.lease(nbytes, "measured"), Arena(nbytes), ways, nbytes)
+        rig = Rig(file, file.lease(nbytes, "measured"), Arena(nbytes), ways, nbytes)
+        # Reads of what was never written are answered by the file system, without the device.
+        rig.memory.tensor(0, torch.uint8, (nbytes,), (1,)).random_()
+        rig.start(rig.chosen, write=True, nbytes=nbytes).wait()
+        yield rig
 
 
 def _affordable(file: ExtentFile, transfers: Transfers, effort: Effort) -> int:
