@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -59,15 +59,30 @@ class DoesNotFit(ValueError):
         return f"{self.option}: {self.why}; {self.missing_bytes} B are missing"
 
 
+def local_values(graph: Schedule) -> frozenset[str]:
+    """Return the saved values that ``graph`` makes and keeps to itself.
+
+    Forward does not hand them on, and backward makes them again.
+    """
+    saved = {value.name for value in graph.values if value.role is Role.SAVED}
+    saved.difference_update(graph.outputs)
+    if not saved:
+        return frozenset()
+    kernels = (step for step in graph.steps if isinstance(step, Compute))
+    return frozenset(name for step in kernels for name in step.writes if name in saved)
+
+
 def managed_values(graphs: Sequence[Schedule], extra: Sequence[Value] = ()) -> tuple[Value, ...]:
     """Return the movable values of all ``graphs`` and ``extra``, each name once.
+
+    Saved values that are made again instead of moved are not among them.
 
     What forward saves may have been seen with larger shapes than backward has so far: the
     larger size counts.  Raises ``ValueError`` if two graphs give one name to other values of
     different size or role.
     """
     found: dict[str, Value] = {}
-    for value in (*(value for graph in graphs for value in graph.values), *extra):
+    for value in (*_shared(graphs), *extra):
         if value.role not in MOVABLE_ROLES:
             continue
         first = found.setdefault(value.name, value)
@@ -79,6 +94,12 @@ def managed_values(graphs: Sequence[Schedule], extra: Sequence[Value] = ()) -> t
                 f"and {value.nbytes} B of {value.role} in another"
             )
     return tuple(found.values())
+
+
+def _shared(graphs: Sequence[Schedule]) -> Iterator[Value]:
+    for graph in graphs:
+        local = local_values(graph)
+        yield from (value for value in graph.values if value.name not in local)
 
 
 def lasting_values(graphs: Iterable[Schedule]) -> list[Value]:

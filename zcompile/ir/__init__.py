@@ -35,8 +35,15 @@ from zcompile.ir.schedule import (
 )
 from zcompile.ir.target import KernelSeconds, Target
 from zcompile.ir.text import is_name, parse, render, render_step, value_name
-from zcompile.ir.uses import given, kernel_name, last_touch, operands
-from zcompile.ir.verify import strip, verify
+from zcompile.ir.uses import (
+    given,
+    kernel_name,
+    last_touch,
+    name_in_backward,
+    name_in_forward,
+    operands,
+)
+from zcompile.ir.verify import strip, verify, without_again
 
 __all__ = [
     "ALL_RULES",
@@ -82,6 +89,8 @@ __all__ = [
     "is_name",
     "kernel_name",
     "last_touch",
+    "name_in_backward",
+    "name_in_forward",
     "operands",
     "page_aligned",
     "parse",
@@ -92,4 +101,5 @@ __all__ = [
     "strip",
     "value_name",
     "verify",
+    "without_again",
 ]

@@ -77,12 +77,18 @@ class Compute:
 
     ``transient_bytes`` is what the kernel holds at its worst moment beyond its reads and
     what was live before it; its writes are counted in it while it runs.
+
+    A kernel ``repeats`` if it gives the same bits whenever it runs on the same reads.  One of
+    forward that runs ``again`` in backward stands there as a further step, called
+    ``forward.0/seg_5``: it makes anew what was saved, instead of keeping it.
     """
 
     kernel: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     transient_bytes: int = 0
+    repeats: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

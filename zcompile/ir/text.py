@@ -29,6 +29,7 @@ _NAME = r"[^\s,()%]+"
 _FIT_LINES = re.compile(rf"(?:{_NAME}\n)*{_NAME}")
 _UNFIT = re.compile(r"[\s,()%:\\]")
 _NUMBER = r"[0-9]+"
+_REPEATS = r"( repeats)?"
 
 
 def value_name(text: str) -> str:
@@ -80,7 +81,8 @@ def render_step(step: Step) -> str:
     """
     match step:
         case Compute(kernel):
-            return _kernel("compute", step, kernel)
+            word = "recompute" if step.again else "compute"
+            return _kernel(word, step, kernel) + (" repeats" if step.repeats else "")
         case Update(bucket):
             return _kernel("update", step, bucket)
         case Fetch(ticket, value, src, offset):
@@ -134,8 +136,12 @@ class _Parts:
         self.values.append(Value(line[1], int(line[2]), Role(line[3]), Tier(line[4]), held))
 
     def read_kernel(self, line: re.Match[str]) -> None:
-        make = Compute if line[1] == "compute" else Update
-        self.steps.append(make(line[2], _split(line[3]), _split(line[4]), int(line[5])))
+        name, reads, writes, transient = line[2], _split(line[3]), _split(line[4]), int(line[5])
+        if line[1] == "update":
+            self.steps.append(Update(name, reads, writes, transient))
+        else:
+            again, repeats = line[1] == "recompute", line[6] is not None
+            self.steps.append(Compute(name, reads, writes, transient, repeats, again))
 
     def read_fetch(self, line: re.Match[str]) -> None:
         offset = None if line[4] is None else int(line[4])
@@ -172,10 +178,10 @@ _LINES: dict[str, tuple[re.Pattern[str], Callable[[_Parts, re.Match[str]], None]
         *(
             (
                 word,
-                rf"({word}) ({_NAME})\(([^()]*)\) -> \(([^()]*)\) transient ({_NUMBER}) B",
+                rf"({word}) ({_NAME})\(([^()]*)\) -> \(([^()]*)\) transient ({_NUMBER}) B{end}",
                 _Parts.read_kernel,
             )
-            for word in ("compute", "update")
+            for word, end in (("compute", _REPEATS), ("recompute", _REPEATS), ("update", ""))
         ),
         (
             "fetch",

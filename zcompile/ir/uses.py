@@ -10,6 +10,28 @@ GIVEN_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.INPUT})
 """Roles whose values always exist before the first step: a kernel changes them in place."""
 
 
+SEPARATOR = "/"
+"""Stands between a forward graph and what is its own, where that is named in a backward one."""
+
+
+def name_in_backward(forward: str, name: str) -> str:
+    """Return what a value or kernel of a forward graph's own is called in its backward graph.
+
+    >>> name_in_backward("forward.0", "seg_5")
+    'forward.0/seg_5'
+    """
+    return f"{forward}{SEPARATOR}{name}"
+
+
+def name_in_forward(name: str) -> str:
+    """Return what a kernel that runs again in backward is called in its forward graph.
+
+    >>> name_in_forward("forward.0/seg_5")
+    'seg_5'
+    """
+    return name.partition(SEPARATOR)[2]
+
+
 def kernel_name(kernel: Kernel) -> str:
     """Return the name by which an executor finds what ``kernel`` runs."""
     return kernel.kernel if isinstance(kernel, Compute) else kernel.bucket

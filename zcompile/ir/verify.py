@@ -12,7 +12,16 @@ from dataclasses import replace
 
 from zcompile.ir.memory import device_profile, host_profile, peak_bytes
 from zcompile.ir.rules import ALL_RULES, Rule, ScheduleError
-from zcompile.ir.schedule import KERNELS, MOVABLE_ROLES, Kernel, Schedule, Tier
+from zcompile.ir.schedule import (
+    KERNELS,
+    MOVABLE_ROLES,
+    Compute,
+    Kernel,
+    Role,
+    Schedule,
+    Step,
+    Tier,
+)
 from zcompile.ir.target import Target
 from zcompile.ir.text import render_step, unfit_names
 from zcompile.ir.uses import kernel_name
@@ -27,6 +36,7 @@ __all__ = [
     "peak_bytes",
     "strip",
     "verify",
+    "without_again",
 ]
 
 
@@ -86,6 +96,10 @@ def strip(schedule: Schedule) -> Schedule:
 
 
 def _check_kernels(schedule: Schedule, captured: Schedule) -> None:
+    """Compare with what was captured, or with that and what a pass has let run again."""
+    if not any(map(_is_again, captured.steps)) and any(map(_is_again, schedule.steps)):
+        _check_again(schedule, captured)
+        schedule = without_again(schedule, captured)
     ours, theirs = _kernels(schedule), _kernels(captured)
     for at, (our, their) in enumerate(zip(ours, theirs, strict=False)):
         if our is not their and our != their:
@@ -98,8 +112,57 @@ def _check_kernels(schedule: Schedule, captured: Schedule) -> None:
         what is was or (what.name, what.nbytes, what.role) == (was.name, was.nbytes, was.role)
         for what, was in zip(schedule.values, captured.values, strict=True)
     )
-    if not is_same or schedule.outputs != captured.outputs:
+    if not is_same or not _are_outputs(schedule, captured):
         raise ScheduleError(schedule, Rule.KERNELS, "values or outputs differ from the captured")
+
+
+def _are_outputs(schedule: Schedule, captured: Schedule) -> bool:
+    """Whether the outputs are those captured, but for saved values that are made again."""
+    if schedule.outputs == captured.outputs:
+        return True
+    saved = {value.name for value in captured.values if value.role is Role.SAVED}
+    ours = set(schedule.outputs)
+    left = tuple(name for name in captured.outputs if name in ours or name not in saved)
+    return schedule.outputs == left
+
+
+def _check_again(schedule: Schedule, captured: Schedule) -> None:
+    """Check that what runs again changes nothing that was there: saved values it makes, first."""
+    roles = {value.name: value.role for value in captured.values}
+    touched: set[str] = set()
+    for at, step in enumerate(schedule.steps):
+        if not isinstance(step, KERNELS):
+            continue
+        if isinstance(step, Compute) and step.again:
+            for name in step.writes:
+                role = roles.get(name, Role.SAVED)
+                if role is not Role.SAVED or name in touched:
+                    why = f"makes %{name} again, which is {role}" + (
+                        " and was read or made before" if name in touched else ""
+                    )
+                    raise ScheduleError(schedule, Rule.KERNELS, why, at)
+        touched.update(step.reads, step.writes)
+
+
+def _is_again(step: Step) -> bool:
+    return isinstance(step, Compute) and step.again
+
+
+def without_again(schedule: Schedule, captured: Schedule) -> Schedule:
+    """Return ``schedule`` without what runs again, and without the values that came with that.
+
+    Those are the ones that were not ``captured``; their moves go too.
+    """
+    own = {value.name for value in captured.values}
+    return replace(
+        schedule,
+        values=tuple(value for value in schedule.values if value.name in own),
+        steps=tuple(
+            step
+            for step in schedule.steps
+            if not _is_again(step) and (isinstance(step, KERNELS) or step.value in own)
+        ),
+    )
 
 
 def _kernels(schedule: Schedule) -> list[Kernel]:
