@@ -20,7 +20,7 @@ STDLIB_ONLY = frozenset[str]()
 BELOW_SESSION = {
     *("ir", "errors", "precision", "options", "passes", "runtime", "machines", "timing"),
     *("io_buffers", "choosing", "graph_plan", "refusals", "planner", "moving_in"),
-    *("measuring", "registry", "bridge", "graphs", "buckets", "collector"),
+    *("measuring", "registry", "bridge", "graphs", "emitting", "buckets", "collector"),
     *("hooks", "gradients", "opening", "optim", "leaving"),
 }
 BELOW_BACKEND = {*BELOW_SESSION, "session"}
@@ -48,7 +48,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "measuring": {"ir", "runtime"},
     "moving_in": {"ir", "registry", "runtime"},
     "bridge": {"ir", "runtime"},
-    "graphs": {"ir", "passes", "bridge", "graph_plan"},
+    "graphs": {"ir", "passes", "bridge", "graph_plan", "runtime"},
+    "emitting": {"ir", "passes", "errors", "runtime", "bridge", "graph_plan", "graphs", "planner"},
     "buckets": {"errors", "bridge"},
     "collector": set(),
     "hooks": set(),

@@ -42,6 +42,7 @@ def test_the_list_of_options_is_a_decision() -> None:
         "rounding_seed",
         "early_update",
         "checksums",
+        "recompute",
     ]
 
 

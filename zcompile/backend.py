@@ -27,6 +27,7 @@ from zcompile.graphs import Graph
 from zcompile.ir import Role
 from zcompile.options import Options
 from zcompile.runtime.cpu import CpuExecutor
+from zcompile.runtime.handles import Handles
 from zcompile.runtime.machine import MakeExecutor
 from zcompile.session import Session
 
@@ -49,6 +50,7 @@ class Backend:
         self._sessions: MutableMapping[object, dict[Options, Session]] = WeakIdKeyDictionary()
         self._folders: MutableMapping[object, dict[str, Options]] = WeakIdKeyDictionary()
         self._numbers = count()
+        self.handles = Handles()
         self._watching = False
 
     def __call__(
@@ -113,10 +115,12 @@ class Backend:
             end = torch_private.watch_attempts(partial(_attempted, weakref.ref(self)))
             weakref.finalize(self, end).atexit = False
         if owner is None:
-            return Session(options, self._make_executor, self.all_sessions)
+            return Session(options, self._make_executor, self.all_sessions, self.handles)
         of_owner = self._sessions.setdefault(owner, {})
         if options not in of_owner:
-            of_owner[options] = Session(options, self._make_executor, self.all_sessions)
+            of_owner[options] = Session(
+                options, self._make_executor, self.all_sessions, self.handles
+            )
         return of_owner[options]
 
     def _called(self, owner: object | None, parameter: Tensor) -> str | None:
@@ -208,6 +212,7 @@ class _Job:
         self._owned = owned
         self._number = backend.next_number()
         self._captured: dict[str, Captured] = {}
+        self._forward: Graph | None = None
         self._saved: frozenset[str] = frozenset()
 
     @property
@@ -257,10 +262,15 @@ class _Job:
         compiled = None
         if not captured.inline:
             compiled = session.segments.compile(captured.segments, captured.attributes)
-        graph = Graph(captured, compiled)
+        backward = kind == "backward"
+        if backward:
+            graph = Graph(captured, compiled, self._forward)
+        else:
+            graph = Graph(captured, compiled, backward=self._captured.get("backward"))
+        if kind == "forward":
+            self._forward = graph
         captured.forget_tracing()
         session.announce([graph])
-        backward = kind == "backward"
         return Runner(self._backend, session, graph, backward=backward, owned=self._owned)
 
     def _capture(self, kind: str, module: fx.GraphModule) -> Captured:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from zcompile.ir import Schedule, Target, Value
+from zcompile.ir import Cost, Role, Schedule, Target, Tier, Value
 from zcompile.passes.fastest import Model, choose, in_order, seconds_of
-from zcompile.passes.pins import Pin
+from zcompile.passes.pins import Pin, pin_of
 from zcompile.passes.pipeline import Pipeline, Plan
 from zcompile.passes.place import place
-from zcompile.passes.placement import Placement
+from zcompile.passes.placement import DoesNotFit, Placement, Verdict, managed_values
+from zcompile.passes.recomputing import NOTHING, Again, Graphs, Recomputing, Way
+from zcompile.passes.repeatable import Seconds, nominal_seconds
+from zcompile.passes.smallest import Smallest, smallest_for_model
 from zcompile.timing import Timing
 
 REMEMBERED = 2
@@ -31,16 +34,35 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Homes for all values, and the plans of those graphs that were made for it.
+    """Homes for all values, and what is to be planned: graphs with what runs again in them.
 
-    Where times are known an iteration takes ``seconds`` by simulation.  ``begins_early`` says
-    whether updates may begin while backward runs.
+    ``plans`` are those of graphs that were made for the choice, and ``seconds`` what an
+    iteration takes by simulation, where times are known.  ``begins_early`` says whether updates
+    may begin while backward runs.
     """
 
     placement: Placement
-    plans: Mapping[str, Plan]
+    graphs: Mapping[str, Schedule]
+    plans: Mapping[str, Plan] = field(default_factory=dict[str, Plan])
     seconds: float | None = None
     begins_early: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is to be placed: ``graphs`` as captured, and ``room``, for which space is left."""
+
+    graphs: Graphs
+    room: Schedule
+    states: tuple[Value, ...]
+    target: Target
+    is_timed: bool
+    early_bytes: int
+
+    @property
+    def seconds(self) -> Seconds | None:
+        """What kernels take, where that is known."""
+        return self.target.kernel_seconds if self.is_timed else None
 
 
 class Choosing:
@@ -50,11 +72,23 @@ class Choosing:
     were expected.
     """
 
-    def __init__(self, timing: Timing, pipeline: Pipeline, pins: tuple[Pin, ...]) -> None:
+    def __init__(
+        self,
+        timing: Timing,
+        pipeline: Pipeline,
+        pins: tuple[Pin, ...],
+        recompute: Way = "auto",
+    ) -> None:
         self._timing = timing
         self._pipeline = pipeline
         self._pins = pins
         self._last: deque[tuple[_Asked, Chosen]] = deque(maxlen=REMEMBERED)
+        self._way = recompute
+        self._costs: dict[str, Mapping[str, Cost]] = {}
+
+    def learn(self, costs: Mapping[str, Mapping[str, Cost]]) -> None:
+        """Note by graph what each kernel costs: making values again is weighed by it."""
+        self._costs |= costs
 
     def of(
         self,
@@ -70,12 +104,14 @@ class Choosing:
         is reserved are for updates that begin while backward runs.  Raises ``DoesNotFit``.
         """
         timed = self._timing.of_graphs(graphs, target)
+        is_timed = timed is not None
         every = (*graphs.values(), room)
-        asked = _Asked(every, states, timed or target, timed is not None, early_bytes)
+        asked = _Asked(every, states, timed or target, is_timed, early_bytes)
         for known, chosen in self._last:
             if known == asked:
                 return chosen
-        chosen = self._answer(graphs, room, states, target, timed, early_bytes)
+        question = _Question(graphs, room, states, timed or target, is_timed, early_bytes)
+        chosen = self._answer(question)
         self._last.append((asked, chosen))
         return chosen
 
@@ -92,7 +128,7 @@ class Choosing:
         timed = self._timing.of_graphs(graphs, target)
         if timed is None:
             return None
-        model = self._model(graphs, room, states, early_bytes)
+        model = self._model(now.graphs, room, states, early_bytes)
         pipelines = self._timing.pipelines(self._pipeline)
         return seconds_of(model, timed, now.placement, now.plans, pipelines)
 
@@ -105,19 +141,115 @@ class Choosing:
     ) -> Model:
         return Model(in_order(graphs.values()), states, self._pins, (room,), early_bytes)
 
-    def _answer(
+    def least(
         self,
         graphs: Mapping[str, Schedule],
         room: Schedule,
         states: tuple[Value, ...],
         target: Target,
-        timed: Target | None,
-        early_bytes: int,
-    ) -> Chosen:
-        if timed is None:
-            return Chosen(place((*graphs.values(), room), states, self._pins, target), {})
-        model = self._model(graphs, room, states, early_bytes)
-        choice = choose(model, timed, self._timing.pipelines(self._pipeline))
+        enough_bytes: int = 0,
+    ) -> Smallest:
+        """Return the least device budget with which `of` succeeds; ``graphs`` must not be empty.
+
+        One of ``enough_bytes`` is as good as a smaller one.
+        """
+        ways = iter(self._ways(graphs))
+        found = self._smallest(next(ways), graphs, room, states, target)
+        for each in ways:
+            if found.bytes <= enough_bytes:
+                break
+            other = self._smallest(each, graphs, room, states, target)
+            found = min(found, other, key=lambda one: one.bytes)
+        return found
+
+    def _smallest(
+        self,
+        again: Again,
+        graphs: Graphs,
+        room: Schedule,
+        states: tuple[Value, ...],
+        target: Target,
+    ) -> Smallest:
+        every = (*again.applied(graphs).values(), room)
+        return smallest_for_model(every, states, self._pins, target)
+
+    def _ways(self, graphs: Graphs) -> tuple[Again, ...]:
+        """Return what may be made again, all that there is under each limit."""
+        if self._way == "never":
+            return (NOTHING,)
+        full = self._recomputing(graphs).fullest()
+        return full if full and self._way == "always" else (NOTHING, *full)
+
+    def _recomputing(self, graphs: Graphs, seconds: Seconds | None = None) -> Recomputing:
+        saved = (each for each in managed_values((*graphs.values(),)) if each.role is Role.SAVED)
+        pinned = frozenset(each.name for each in saved if pin_of(each, self._pins) is not None)
+        return Recomputing(graphs, seconds or nominal_seconds(self._costs), pinned)
+
+    def _answer(self, question: _Question) -> Chosen:
+        if self._way == "never":
+            return self._chosen(question, NOTHING)
+        recomputing = self._recomputing(question.graphs, question.seconds)
+        if self._way == "always" and recomputing:
+            return self._chosen(question, self._leanest(question))
+        try:
+            plain = self._chosen(question, NOTHING)
+        except DoesNotFit:
+            least = recomputing.least(lambda again: self._fits(question, again))
+            if least is None:
+                raise
+            return self._chosen(question, least)
+        candidates = [*self._candidates(question, recomputing, plain)]
+        if question.is_timed:
+            return min((plain, *candidates), key=lambda each: each.seconds or 0.0)
+        return (plain, *candidates)[-1]
+
+    def _leanest(self, question: _Question) -> Again:
+        """Return what takes the fewest bytes of all that can be made again."""
+        given = question.graphs, question.room, question.states, question.target
+        return min(self._ways(question.graphs), key=lambda e: self._smallest(e, *given).bytes)
+
+    def _candidates(
+        self, question: _Question, recomputing: Recomputing, plain: Chosen
+    ) -> Iterator[Chosen]:
+        """Yield what to compare with the ``plain`` choice, in which nothing is made again."""
+        if question.is_timed:
+            tried = recomputing.to_compare() if _something_leaves(plain) else ()
+        else:
+            tried = (recomputing.cheaper(),) if _saved_leaves(plain) else ()
+        for each in tried:
+            if each.units and self._fits(question, each):
+                yield self._chosen(question, each)
+
+    def _fits(self, question: _Question, again: Again) -> bool:
+        try:
+            self._place(question, again)
+        except DoesNotFit:
+            return False
+        return True
+
+    def _place(self, question: _Question, again: Again) -> Placement:
+        every = (*again.applied(question.graphs).values(), question.room)
+        return place(every, question.states, self._pins, question.target)
+
+    def _chosen(self, question: _Question, again: Again) -> Chosen:
+        graphs = again.applied(question.graphs)
+        verdicts = tuple(Verdict(name, Tier.DEVICE, why) for name, why in again.reasons())
+        if not question.is_timed:
+            found = self._place(question, again)
+            placement = Placement(found.homes, (*found.verdicts, *verdicts))
+            return Chosen(placement, graphs)
+        model = self._model(graphs, question.room, question.states, question.early_bytes)
+        choice = choose(model, question.target, self._timing.pipelines(self._pipeline))
         best = choice.best
-        placement = Placement(best.placement.homes, choice.verdicts)
-        return Chosen(placement, best.plans, best.seconds, early_bytes > 0)
+        placement = Placement(best.placement.homes, (*choice.verdicts, *verdicts))
+        return Chosen(placement, graphs, best.plans, best.seconds, question.early_bytes > 0)
+
+
+def _something_leaves(chosen: Chosen) -> bool:
+    return any(tier is not Tier.DEVICE for tier in chosen.placement.homes.values())
+
+
+def _saved_leaves(chosen: Chosen) -> bool:
+    values = managed_values((*chosen.graphs.values(),))
+    homes = chosen.placement.homes
+    return any(e.role is Role.SAVED and homes[e.name] is not Tier.DEVICE for e in values)

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from zcompile.ir import (
     MANAGED_ROLES,
     Compute,
+    Rule,
     Schedule,
     Target,
     Tier,
     arena_peak_bytes,
+    given,
     peak_bytes,
+    verify,
 )
 from zcompile.passes.pipeline import Plan
+from zcompile.passes.placement import local_values
+from zcompile.passes.recompute import again_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +27,38 @@ class GraphPlan:
     """One graph as planned: what was captured, for which target, and what came of it."""
 
     captured: Schedule
+    source: Schedule
+    """What the passes began with: ``captured``, with what runs again."""
     target: Target
     plan: Plan
+    dropped: frozenset[str]
+    """The saved values that forward does not hand on and backward makes again."""
+    brought: tuple[str, ...]
+    """What kernels that run again need of forward's arguments, by its names in backward."""
+
+    @classmethod
+    def of(cls, captured: Schedule, source: Schedule, target: Target, plan: Plan) -> GraphPlan:
+        """Return ``plan``, of ``source``, which was made of ``captured``."""
+        verify(plan.schedule, captured=captured, rules={Rule.KERNELS})
+        dropped = local_values(source)
+        own = {each.name for each in captured.values}
+        there = given(source) if dropped else frozenset[str]()
+        brought = (e.name for e in source.values if e.name in there and e.name not in own)
+        return cls(captured, source, target, plan, dropped, tuple(brought))
 
     @property
     def schedule(self) -> Schedule:
         return self.plan.schedule
+
+    @property
+    def made_again_bytes(self) -> int:
+        """What of the saved values this graph makes again itself."""
+        made = {name for step in again_steps(self.schedule) for name in step.writes}
+        return sum(e.nbytes for e in self.captured.values if e.name in made & self.dropped)
+
+    def is_for(self, captured: Schedule, source: Schedule, target: Target) -> bool:
+        """Whether this is a plan of just that."""
+        return (self.captured, self.source, self.target) == (captured, source, target)
 
     @property
     def moves(self) -> bool:

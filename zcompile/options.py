@@ -203,6 +203,10 @@ class Options:
     eighth of the device budget: see ``docs/update.md``.  With ``"auto"``, which needs a ``target``,
     it may where the iteration is faster with it by simulation.
 
+    ``recompute`` says whether backward may run forward's kernels again for what they save: where
+    the budget has no room for it or that takes less time (``auto``), never, or as much as saves
+    memory (``always``).
+
     The constructor takes values; `Options.parse` reads what a user wrote and also looks at the
     disk.
     """
@@ -225,6 +229,7 @@ class Options:
     rounding_seed: Annotated[int, Strict(), Field(ge=0, lt=1 << 64)] = 0
     early_update: Annotated[bool | Literal["auto"], BeforeValidator(_early)] = False
     checksums: Annotated[bool, Strict(), AfterValidator(_sums)] = False
+    recompute: Literal["auto", "never", "always"] = "auto"
 
     @property
     def nvme_dirs(self) -> tuple[Path, ...]:

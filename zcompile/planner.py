@@ -32,10 +32,7 @@ from zcompile.options import Options
 from zcompile.passes.expected import LARGER_UPDATE_ROOM, UPDATE_ROOM
 from zcompile.passes.measured import kernel_seconds, typical
 from zcompile.passes.pins import idle_patterns
-from zcompile.passes.pipeline import (
-    run_fastest,
-    run_within_budget,
-)
+from zcompile.passes.pipeline import run_fastest, run_within_budget
 from zcompile.passes.placement import (
     DoesNotFit,
     Placement,
@@ -46,7 +43,7 @@ from zcompile.passes.placement import (
     resident_bytes,
     target_for,
 )
-from zcompile.passes.smallest import Smallest, smallest_for_model
+from zcompile.passes.smallest import Smallest
 from zcompile.refusals import check_host, no_match, no_room_at_home, no_room_on_device
 from zcompile.timing import Timing, pipeline_of
 
@@ -70,8 +67,8 @@ class Planner:
         self._options = options
         self._foreseen_states = foreseen_states
         self._timing = Timing(options)
-        self._pipeline = pipeline_of(options)
-        self._choosing = Choosing(self._timing, self._pipeline, options.place)
+        self.pipeline = pipeline_of(options)
+        self._choosing = Choosing(self._timing, self.pipeline, options.place, options.recompute)
         self._graphs: dict[str, Schedule] = {}
         self._states: tuple[str, ...] = ()
         self._itemsizes: dict[str, int] = {}
@@ -123,6 +120,7 @@ class Planner:
         self._itemsizes.update(itemsizes or {})
         new = {each.name: each for each in schedules}
         self._timing.learn(costs or {})
+        self._choosing.learn(costs or {})
         if all(self._graphs.get(name) == each for name, each in new.items()):
             return ()
         sizes = {each.name: each.nbytes for each in lasting_values(new.values())}
@@ -138,13 +136,14 @@ class Planner:
         self._replan(kept | new, self._states)
         return stale
 
-    def enlarge(self, schedule: Schedule) -> None:
-        """Plan for the shapes of ``schedule`` as well, if they are larger than those so far.
+    def enlarge(self, schedules: Iterable[Schedule]) -> None:
+        """Plan for the shapes of ``schedules`` as well, if they are larger than those so far.
 
         A plan for larger shapes serves smaller ones: where things go does not depend on
-        how much of their space they fill.
+        how much of their space they fill.  Graphs that nobody has announced are left out.
         """
-        self.announce([enlarged(self._graphs[schedule.name], schedule)])
+        known = self._graphs
+        self.announce([enlarged(known[e.name], e) for e in schedules if e.name in known])
 
     def expect_states(self, states: Iterable[str]) -> None:
         """Take note of all states that an optimizer is about to make, and plan once for them."""
@@ -173,7 +172,9 @@ class Planner:
             }
         )
         graphs, states = self._graphs, self._state_values(self._graphs)
-        now = Chosen(self.placement, {name: each.plan for name, each in self._plans.items()})
+        plans = self._plans.items()
+        sources = {name: each.source for name, each in plans}
+        now = Chosen(self.placement, sources, {name: each.plan for name, each in plans})
         now_s = self._choosing.seconds_of(
             graphs, self._update, states, self.io_target, now, self.early_bytes
         )
@@ -182,11 +183,12 @@ class Planner:
         if now_s is None or chosen.seconds is None or chosen.seconds > (1 - LEAST_GAIN) * now_s:
             return False
         self._begins_early = chosen.begins_early
-        values = self._with_homes(graphs, chosen.placement)
+        values = self._with_homes(chosen.graphs, chosen.placement)
         self._plans = {
-            name: GraphPlan(
+            name: GraphPlan.of(
                 graph,
-                target_for(graph, chosen.placement, values, self.io_target),
+                chosen.graphs[name],
+                target_for(chosen.graphs[name], chosen.placement, values, self.io_target),
                 chosen.plans[name],
             )
             for name, graph in graphs.items()
@@ -197,6 +199,11 @@ class Planner:
     def plan(self, name: str) -> GraphPlan:
         """Return the plan of the graph called ``name``; the same object until it changes."""
         return self._plans[name]
+
+    @property
+    def graphs(self) -> Mapping[str, Schedule]:
+        """All graphs by name, as captured."""
+        return self._graphs
 
     def plans(self) -> tuple[GraphPlan, ...]:
         """Return the plans of all graphs, in the order in which they came."""
@@ -221,10 +228,10 @@ class Planner:
         """Return ``schedule``, an update, as the passes plan it."""
         timed = self._timing.of_update(schedule, target)
         if timed is None:
-            plan = run_within_budget(self._pipeline, schedule, target)
+            plan = run_within_budget(self.pipeline, schedule, target)
         else:
-            plan = run_fastest(self._timing.pipelines(self._pipeline), schedule, timed)
-        self.updates.add(GraphPlan(schedule, target, plan))
+            plan = run_fastest(self._timing.pipelines(self.pipeline), schedule, timed)
+        self.updates.add(GraphPlan.of(schedule, schedule, target, plan))
         return plan.schedule
 
     @property
@@ -299,28 +306,22 @@ class Planner:
         try:
             chosen = self._choose(graphs)
             self._begins_early = chosen.begins_early
-            plans = {name: self._plan(each, chosen, graphs) for name, each in graphs.items()}
+            plans = {name: self._plan(each, chosen) for name, each in graphs.items()}
         except ValueError:
             self._states, self._begins_early = before
             raise
         self.placement, self._graphs, self._plans = chosen.placement, dict(graphs), plans
         self.seconds = chosen.seconds
 
-    def _plan(
-        self,
-        captured: Schedule,
-        chosen: Chosen,
-        graphs: Mapping[str, Schedule],
-    ) -> GraphPlan:
-        values = self._with_homes(graphs, chosen.placement)
-        target = target_for(captured, chosen.placement, values, self.io_target)
+    def _plan(self, captured: Schedule, by: Chosen) -> GraphPlan:
+        values = self._with_homes(by.graphs, by.placement)
+        source = by.graphs[captured.name]
+        target = target_for(source, by.placement, values, self.io_target)
         known = self._plans.get(captured.name)
-        if known is not None and (known.captured, known.target) == (captured, target):
+        if known is not None and known.is_for(captured, source, target):
             return known
-        plan = chosen.plans.get(captured.name) or run_within_budget(
-            self._pipeline, captured, target
-        )
-        return GraphPlan(captured, target, plan)
+        plan = by.plans.get(captured.name) or run_within_budget(self.pipeline, source, target)
+        return GraphPlan.of(captured, source, target, plan)
 
     def _choose(self, graphs: Mapping[str, Schedule]) -> Chosen:
         """Place all values; if states that are only expected have no room, without them.
@@ -368,16 +369,19 @@ class Planner:
             return no_room_at_home(error, self._options, values)
         return no_room_on_device(self._options, self._least(graphs, states))
 
-    def _least(self, graphs: Mapping[str, Schedule], states: Sequence[Value]) -> Smallest:
+    def _least(
+        self, graphs: Mapping[str, Schedule], states: Sequence[Value], enough: int = 0
+    ) -> Smallest:
         """Return the least device budget for ``graphs`` besides the I/O buffers."""
         target = replace(self.io_target, reserved_bytes=0)
-        return smallest_for_model(self._all(graphs), states, self._options.place, target)
+        return self._choosing.least(graphs, self._update, tuple(states), target, enough)
 
-    def smallest_bytes(self, schedules: Iterable[Schedule]) -> int:
-        """Return the least ``device_budget`` under which ``schedules`` alone have a plan."""
-        graphs = {each.name: each for each in schedules}
-        least = self._least(graphs, self._state_values(graphs))
-        return self._options.set_aside.budget_beside(least.bytes)
+    def smallest_bytes(self, schedules: Iterable[Schedule], enough: int = 0) -> int:
+        """Return the least ``device_budget`` for ``schedules`` alone, or one up to ``enough``."""
+        graphs, set_aside = {each.name: each for each in schedules}, self._options.set_aside
+        beside = enough - set_aside.nbytes(enough) if enough else 0
+        least = self._least(graphs, self._state_values(graphs), beside)
+        return set_aside.budget_beside(least.bytes)
 
     def has_room_for(self, schedules: Iterable[Schedule]) -> bool:
         """Whether ``schedules`` alone have a placement that keeps the budgets."""

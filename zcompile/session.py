@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from threading import RLock
 from typing import Any
@@ -15,14 +16,15 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zcompile.bridge.capture import gradient_name
-from zcompile.bridge.emit import emit
+from zcompile.bridge.emit import Emitted
 from zcompile.bridge.inductor import SegmentCompiler
 from zcompile.bridge.sizes import Bindings
 from zcompile.buckets import Buckets
+from zcompile.emitting import Emissions
 from zcompile.gradients import GradientWatch
 from zcompile.graphs import Graph, Planned
 from zcompile.hooks import weak_hook
-from zcompile.ir import Fetch, Offload, Schedule, Target, Tier
+from zcompile.ir import Schedule, Target, Tier
 from zcompile.leaving import Leaving
 from zcompile.measuring import Measured, Measuring
 from zcompile.moving_in import MovingIn
@@ -36,13 +38,14 @@ from zcompile.planner import Planner
 from zcompile.precision import Precision
 from zcompile.registry import Registry
 from zcompile.runtime import libc
-from zcompile.runtime.binding import Binding
 from zcompile.runtime.cpu import CpuExecutor
 from zcompile.runtime.file_io import FileIO, choose
 from zcompile.runtime.gradient_facts import GradientFacts
+from zcompile.runtime.handles import Handles, Kept
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger, Snapshot
 from zcompile.runtime.machine import Machine, MakeExecutor
+from zcompile.runtime.ops import keeping_autocast
 
 MAX_ITERATIONS = 1000
 """How many iterations a session remembers for its statistics."""
@@ -58,7 +61,8 @@ class Session:
     arena, the account of bytes.  Nothing here keeps the model or its parameters alive.
 
     A parameter of several compiled models is at home with the one that ran last:
-    ``all_sessions`` gives those that may have it.
+    ``all_sessions`` gives those that may have it.  ``handles`` are those of all sessions that
+    may run each other's graphs.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Session:
         options: Options,
         make_executor: MakeExecutor = CpuExecutor,
         all_sessions: Callable[[], Iterable[Session]] = tuple,
+        handles: Handles | None = None,
     ) -> None:
         check_there(options.precision)
         self.options = options
@@ -79,8 +84,8 @@ class Session:
         self.registry = Registry()
         self._gradients = GradientWatch(self)
         self.segments = SegmentCompiler()
-        self._emitted: dict[str, Planned] = {}
-        self._emitted_peak_bytes = 0
+        self._emitted = Emissions(self.planner, options.device_budget)
+        self._handles = Handles() if handles is None else handles
         self._fitting: dict[str, set[Bindings]] = {}
         self.ledger = Ledger()
         self.leaving = Leaving(self.ledger)
@@ -104,12 +109,12 @@ class Session:
             new = [each for each in graphs if each.name not in self._fitting]
             stale = self.planner.announce(
                 [each.schedule(None, lenient=lenient) for each in new],
-                {each.name: each.captured.costs for each in new},
+                {each.name: each.costs for each in new},
                 {name: size for each in new for name, size in each.itemsizes.items()},
             )
             for name in stale:
                 del self._fitting[name]
-                self._emitted.pop(name, None)
+                self._emitted.forget(name)
             for each in graphs:
                 self._fitting.setdefault(each.name, set())
 
@@ -123,15 +128,41 @@ class Session:
                     self.compiling.add(name, parameter)
             self.announce([graph])
             self._fit(graph, args)
-            planned = self._prepared(graph, args)
+            kept = self._handles.among([args[at] for at in graph.saved.values()])
+            planned = self._prepared(graph, args, kept)
+            emitted = self._emitted.for_hooks(graph, planned)
         self.buckets.look(gradients_leave=planned.moves)
-        if self._machine is None and not planned.moves:
-            with (
-                self.ledger.holding(Tier.DEVICE, planned.passing_bytes),
-                self._measuring.watching(planned.schedule, None, graph.bindings(args)),
-            ):
-                return planned.module(None, args)  # type: ignore[no-any-return]
-        return self._execute(graph, planned, args)
+        if not emitted.dropped:
+            return self._carry_out(graph, planned, emitted, args, kept)
+        handle = self._handles.give(graph.keep(args, emitted.dropped, planned.brought))
+        results = self._carry_out(graph, planned, emitted, args, kept)
+        return graph.with_handle(results, emitted.dropped, handle)
+
+    def _carry_out(
+        self,
+        graph: Graph,
+        planned: Planned,
+        emitted: Emitted,
+        args: list[Any],
+        kept: Kept | None,
+    ) -> Sequence[Any]:
+        """Run what was ``emitted``; ``kept`` is what forward's handle brings for it."""
+        schedule = planned.schedule
+        needs_machine = self._machine is not None or planned.moves
+        bindings = graph.tensors(schedule, args, kept) if needs_machine else {}
+        shapes = graph.bindings(args)
+        if kept is not None:
+            kept.check()
+            args += kept.further(emitted.further)
+        machine = self.machine if needs_machine else None
+        with (
+            nullcontext() if kept is None else keeping_autocast(),
+            nullcontext() if machine is None else machine.executing(schedule, bindings) as executor,
+            # What a graph holds besides homes, arena and I/O buffers.
+            self.ledger.holding(Tier.DEVICE, planned.passing_bytes),
+            self._measuring.watching(schedule, executor, shapes) as watched,
+        ):
+            return emitted.module(watched, args)  # type: ignore[no-any-return]
 
     def _check_folder(self) -> None:
         """Refuse a folder that cannot be used before anything is moved, until it can be."""
@@ -139,34 +170,23 @@ class Session:
             self.options.check_folder()
             self._has_folder = True
 
-    def _prepared(self, graph: Graph, args: Sequence[Any]) -> Planned:
+    def _prepared(self, graph: Graph, args: Sequence[Any], kept: Kept | None) -> Planned:
         """Return the planned graph, with the parameters of the call at their homes."""
         while True:  # optimizers met on the way may bring states that nobody expected
             placement = self.planner.placement
-            planned = self._emit(graph)
+            planned = self._emitted.of(graph, kept)
             self._settle(graph, args)
             if placement is self.planner.placement:
                 return planned
 
-    def _execute(self, graph: Graph, planned: Planned, args: list[Any]) -> Sequence[Any]:
-        schedule, machine = planned.schedule, self.machine
-        bindings = self._bindings(graph, schedule, args)
-        with (
-            machine.executing(schedule, bindings) as executor,
-            # What a graph holds besides homes, arena and I/O buffers.
-            self.ledger.holding(Tier.DEVICE, planned.passing_bytes),
-            self._measuring.watching(schedule, executor, graph.bindings(args)) as watched,
-        ):
-            return planned.module(watched, args)  # type: ignore[no-any-return]
-
     def planned(self) -> tuple[Planned, ...]:
         """Return every graph that has run, with its plan."""
-        return tuple(self._emitted.values())
+        return self._emitted.planned()
 
     @property
     def planned_peak_bytes(self) -> int:
         """The most device bytes that any plan so far holds, those of updates included."""
-        return max(self._emitted_peak_bytes, self.planner.peak_bytes)
+        return max(self._emitted.peak_bytes, self.planner.peak_bytes)
 
     def total(self) -> Snapshot:
         """Return what was held, moved and waited for since the session began."""
@@ -308,18 +328,8 @@ class Session:
         bindings = graph.bindings(args)
         if bindings and bindings not in self._fitting[graph.name]:
             lenient = self.options.device_budget is None
-            self.planner.enlarge(graph.schedule(bindings, lenient=lenient))
+            self.planner.enlarge(graph.schedules(bindings, lenient=lenient))
             self._fitting[graph.name].add(bindings)
-
-    def _emit(self, graph: Graph) -> Planned:
-        plan = self.planner.plan(graph.name)
-        known = self._emitted.get(graph.name)
-        if known is None or known.plan is not plan:
-            module = emit(graph.captured, plan.schedule, graph.compiled)
-            libc.return_freed_memory()  # compiling has just left much of it
-            known = self._emitted[graph.name] = Planned.of(plan, module, graph.captured.costs)
-            self._emitted_peak_bytes = max(self._emitted_peak_bytes, plan.peak_bytes)
-        return known
 
     def _settle(self, graph: Graph, args: Sequence[Any]) -> None:
         """Bring the parameters of a call to the homes that the placement gives them."""
@@ -377,15 +387,3 @@ class Session:
         """Return the tier that ``tensor`` is on now."""
         place = self._machine.homes.find(tensor) if self._machine else None
         return place.home.tier if place else Tier.DEVICE
-
-    def _bindings(
-        self, graph: Graph, schedule: Schedule, args: Sequence[Any]
-    ) -> dict[str, Binding]:
-        given = graph.movable(args)
-        found: dict[str, Binding] = {}
-        for step in schedule.steps:
-            if isinstance(step, Fetch):
-                found[step.value] = Binding.to(given[step.value])
-            elif isinstance(step, Offload) and step.value in graph.layouts:
-                found[step.value] = Binding(graph.layouts[step.value])
-        return found

@@ -15,12 +15,14 @@ from zcompile.ir import (
     channel_in,
     channel_out,
     kernel_name,
+    name_in_backward,
     price,
 )
 from zcompile.machines import load_machine
 from zcompile.options import Options
 from zcompile.passes.expected import update_seconds
 from zcompile.passes.pipeline import TIMED, Pipeline, build_pipeline, needs_times
+from zcompile.passes.recompute import pairs
 
 
 class Timing:
@@ -59,9 +61,12 @@ class Timing:
         """Return ``target`` with the seconds of all kernels; ``None`` if some are unknown."""
         if self._hardware is None or not graphs:
             return None
-        seconds: dict[str, Mapping[str, float]] = {}
+        seconds = {name: self.kernel_seconds(name) for name in graphs}
+        for pair in pairs(graphs.values()):
+            theirs = seconds[pair.forward.name].items()
+            again = {name_in_backward(pair.forward.name, name): took for name, took in theirs}
+            seconds[pair.backward.name] = {**again, **seconds[pair.backward.name]}
         for name, graph in graphs.items():
-            seconds[name] = self.kernel_seconds(name)
             kernels = {kernel_name(step) for step in graph.steps if isinstance(step, Compute)}
             if kernels - seconds[name].keys():
                 return None

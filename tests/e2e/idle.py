@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from torch import Tensor, fx
+from torch import Tensor
 from torch.optim import Optimizer
 
 from zcompile.backend import Backend
-from zcompile.bridge.emit import emit
 from zcompile.graphs import Graph
 from zcompile.ir import Tier
 from zcompile.optim.states import bring_home
@@ -29,9 +28,7 @@ class IdleSession(Session):
     def run(self, graph: Graph, args: list[Any]) -> Sequence[Any]:
         self.announce([graph])
         self._settle(graph, args)
-        module: fx.GraphModule = emit(
-            graph.captured, graph.schedule(None, lenient=True), graph.compiled
-        )
+        module = graph.emit(graph.schedule(None, lenient=True)).module
         gradients = graph.captured.roles.gradients
         outputs = cast("Sequence[Any]", module(None, args))
         return [

@@ -118,9 +118,10 @@ def test_tight_budgets_move_activations_and_no_bit(
     plain = made()
     want = trained(plain, plain, (BATCH,) * 2)
     torch.compiler.reset()
-    budget = least_budget(swap_dir, compute="eager") * percent // 100
+    kept: dict[str, Any] = {"compute": "eager", "recompute": "never"}
+    budget = least_budget(swap_dir, **kept) * percent // 100
     backend, model = Backend(make_executor), made()
-    options = {"compute": "eager", "device_budget": budget, "nvme_dir": swap_dir}
+    options = {**kept, "device_budget": budget, "nvme_dir": swap_dir}
     got = trained(model, compiled(model, options, backend), (BATCH,) * 2)
     assert alike(got, want)
     session = session_of(backend, model)

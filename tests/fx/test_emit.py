@@ -19,19 +19,19 @@ from zcompile.bridge.sizes import hint
 
 
 def inline(captured: Captured) -> Any:
-    module = emit(captured, captured.schedule(hint), None)
+    module = emit(captured, captured.schedule(hint), None).module
     return partial(module, None)
 
 
 def segmented(captured: Captured) -> Any:
     segments = {each.name: extract(each, captured.attributes) for each in captured.segments}
-    module = emit(captured, captured.schedule(hint), segments)
+    module = emit(captured, captured.schedule(hint), segments).module
     return partial(module, None)
 
 
 def compiled(captured: Captured) -> Any:
     segments = SegmentCompiler().compile(captured.segments, captured.attributes)
-    module = emit(captured, captured.schedule(hint), segments)
+    module = emit(captured, captured.schedule(hint), segments).module
     return partial(module, None)
 
 
@@ -84,6 +84,6 @@ def test_arguments_die_at_their_last_use() -> None:
     spy = Spy(inline)
     torch.compile(Block(32), backend=spy)(torch.randn(4, 32)).sum().backward()
     backward = spy.captured["backward"]
-    code = emit(backward, backward.schedule(hint), None).code
+    code = emit(backward, backward.schedule(hint), None).module.code
     assert "args.clear()" in code
     assert "tangents_1 = None" in code

@@ -33,7 +33,7 @@ def compiled(captured: Captured) -> Any:
     segments = SegmentCompiler().compile(captured.segments, captured.attributes)
     for each in captured.segments:
         assert each.whole != isinstance(segments[each.name], CompiledSegment)
-    module = emit(captured, captured.schedule(hint), segments)
+    module = emit(captured, captured.schedule(hint), segments).module
     return partial(module, None)
 
 
@@ -76,7 +76,7 @@ def test_graphs_with_other_constants_share_no_kernel(count: int) -> None:
 
     def with_one_compiler(captured: Captured) -> Any:
         segments = compiler.compile(captured.segments, captured.attributes)
-        return partial(emit(captured, captured.schedule(hint), segments), None)
+        return partial(emit(captured, captured.schedule(hint), segments).module, None)
 
     x = torch.randn(2, count)
     for factor in (2.0, 3.0):

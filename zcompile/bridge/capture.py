@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from zcompile.bridge.advance import advance
+from zcompile.bridge.again import Repeats, repeating
 from zcompile.bridge.aliases import Aliases, Size, Storage, tensors_of
 from zcompile.bridge.costs import SizeOf, segment_cost
 from zcompile.bridge.relayout import lay_out
@@ -40,6 +41,8 @@ class Roles:
 
     ``saved`` names the placeholders of a backward graph that forward may have moved away,
     ``leaving`` the outputs of a forward graph that are saved for backward, by position.
+    ``changed`` are the placeholders that AOTAutograd changes after the graph has run; it may be
+    others too if ``changes_unknown``.
     """
 
     managed: Mapping[fx.Node, str]
@@ -49,6 +52,8 @@ class Roles:
     layouts: Mapping[str, Layout]
     saved: Mapping[fx.Node, str] = field(default_factory=dict[fx.Node, str])
     leaving: Mapping[int, str] = field(default_factory=dict[int, str])
+    changed: frozenset[fx.Node] = frozenset()
+    changes_unknown: bool = False
 
     @property
     def movable(self) -> Mapping[fx.Node, str]:
@@ -66,7 +71,8 @@ class Captured:
     nothing else *is* that value, any other gradient is a value beside its storage.  ``saved``
     gives in the same way what is saved for backward and may leave the device until then.
     ``costs`` says what each segment costs for the shapes of the first call.  ``totals`` are
-    the bytes of parameters and gradients that are in the graph.  ``read`` are the nodes with
+    the bytes of parameters and gradients that are in the graph.  ``repeats`` says which segments
+    of a forward graph backward may run again.  ``read`` are the nodes with
     their arguments as they were when all that was found.
     """
 
@@ -83,6 +89,7 @@ class Captured:
     saved: Mapping[str, fx.Node]
     costs: Mapping[str, Cost]
     totals: Totals
+    repeats: Repeats
     read: Sequence[NodeAsRead]
 
     def is_still(self, module: fx.GraphModule) -> bool:
@@ -111,7 +118,8 @@ class Captured:
             transient = transient_bytes(
                 segment, self.aliases, last_reader, size_of, frees_reads=self.inline
             )
-            steps.append(Compute(segment.name, reads, tuple(writes), transient))
+            repeats = segment.name in self.repeats.segments
+            steps.append(Compute(segment.name, reads, tuple(writes), transient, repeats))
         return Schedule(self.name, tuple(values.values()), tuple(steps), self._outputs())
 
     def _role(self, made: str) -> Role:
@@ -249,8 +257,24 @@ def capture(
         saved=saved,
         costs={each.name: segment_cost(each, aliases, fused=not inline) for each in segments},
         totals=replace(totals_of(aliases, roles.managed, made), saved_bytes=saved_bytes),
+        repeats=_repeats(graph, aliases, segments, roles, output),
         read=as_read(graph),
     )
+
+
+def _repeats(
+    graph: fx.Graph,
+    aliases: Aliases,
+    segments: Sequence[Segment],
+    roles: Roles,
+    output: fx.Node,
+) -> Repeats:
+    """Return what may run again, if ``graph`` is a forward one, nobody's backward."""
+    if not roles.leaving or roles.changes_unknown:
+        return Repeats()
+    handed = cast("Sequence[object]", output.args[0])
+    saved = [node for at in roles.leaving if isinstance(node := handed[at], fx.Node)]
+    return repeating(graph, aliases, segments, saved, roles.changed)
 
 
 def _leaving(output: fx.Node, roles: Roles) -> dict[int, fx.Node]:

@@ -166,12 +166,18 @@ def roles_of(
         for at, descriptor in enumerate(torch_private.output_descriptors(output))
         if (of := torch_private.gradient_input_index(descriptor)) in parameters
     }
+    changed = {
+        torch_private.mutated_input_index(each) for each in torch_private.output_descriptors(output)
+    } - {None}
+    indices = {node: torch_private.graph_input_index(node) for node in placeholders}
     return Roles(
         managed=managed,
         placeholders=placeholders | dict.fromkeys(saved, Role.SAVED),
         saved=saved,
         leaving=outputs,
         held=frozenset(held),
+        changed=frozenset(node for node, at in indices.items() if at in changed),
+        changes_unknown=not changed <= {*indices.values()},
         gradients=gradients,
         layouts={
             each.name: each.layout.of_gradient()

@@ -26,8 +26,6 @@ from torch._dynamo.cache_size import exceeds_recompile_limit
 from torch._dynamo.decorators import mark_dynamic
 from torch._dynamo.eval_frame import OptimizedModule, innermost_fn
 from torch._dynamo.exc import TorchDynamoException
-from torch._functorch._aot_autograd import descriptors
-from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._ops import OpOverload
@@ -41,6 +39,15 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
 )
 from torch.utils.flop_counter import flop_registry
+
+from zcompile.bridge.descriptors import (
+    gradient_input_index,
+    graph_input_index,
+    is_saved_activation,
+    mutated_input_index,
+    output_descriptors,
+    saved_index,
+)
 
 __all__ = [
     "INVOKE_SUBGRAPH",
@@ -59,6 +66,7 @@ __all__ = [
     "forced_stance",
     "gradient_input_index",
     "graph_input_index",
+    "has_hooks_on_saved",
     "has_tangent",
     "in_compiled_call",
     "is_fully_sharded",
@@ -70,8 +78,10 @@ __all__ = [
     "leaves_operands",
     "mark_dynamic",
     "min_cut_rematerialization_partition",
+    "mutated_input_index",
     "original_of",
     "output_descriptors",
+    "saved_index",
     "source_text",
     "storage_key",
     "watch_attempts",
@@ -125,17 +135,6 @@ def is_sole_owner(tensor: torch.Tensor) -> bool:
     return users == 2 and storage.nbytes() == tensor.nbytes  # the second one is ``storage``
 
 
-def graph_input_index(placeholder: fx.Node) -> int | None:
-    """Return which input of the user's graph ``placeholder`` is, if it is one."""
-    descriptor = placeholder.meta.get("desc")
-    return descriptor.idx if isinstance(descriptor, PlainAOTInput) else None
-
-
-def is_saved_activation(placeholder: fx.Node) -> bool:
-    """Whether a placeholder of a backward graph is something that forward made and saved."""
-    return placeholder.meta.get("desc") is None
-
-
 def source_text(placeholder: fx.Node) -> str:
     """Return how Dynamo reaches the input, such as ``L['self']._modules['head']``, or ``""``."""
     source = getattr(placeholder, "_dynamo_source", None)
@@ -143,30 +142,11 @@ def source_text(placeholder: fx.Node) -> str:
     return str(name() if callable(name) else name)
 
 
-def gradient_input_index(descriptor: object) -> int | None:
-    """Return the input of the user's graph whose gradient an output is, if it is one."""
-    if isinstance(descriptor, GradAOTOutput) and isinstance(descriptor.grad_of, PlainAOTInput):
-        return descriptor.grad_of.idx
-    return None
-
-
-_SAVED: tuple[type[Any], ...] = tuple(
-    getattr(descriptors, name)
-    for name in ("SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput")
-    if hasattr(descriptors, name)  # the second one, for unchecked versions, came after 2.11
-)
-
-
-def saved_index(descriptor: object) -> int | None:
-    """Return the number of an output among what forward saves for backward, if it is one."""
-    index: object = getattr(descriptor, "idx", None) if isinstance(descriptor, _SAVED) else None
-    return index if isinstance(index, int) else None
-
-
-def output_descriptors(output: fx.Node) -> Sequence[object]:
-    """Return what AOTAutograd says about each output, as long as the output's list."""
-    found: Sequence[object] = output.meta.get("desc") or ()
-    return [*found, *[None] * (len(output.args[0]) - len(found))]  # type: ignore[arg-type]
+def has_hooks_on_saved() -> bool:
+    """Whether code around the call wants to pack what is saved for backward on this thread."""
+    c: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+    hooks: object = c._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None
 
 
 def lazy_modules() -> AbstractContextManager[None]:

@@ -74,6 +74,7 @@ class Forecast:
 
     ``timing`` is ``None`` if there is no plan, or an operation has no time on the machine;
     ``untimed`` then names such operations.  ``captured`` says which layers were traced.
+    ``made_again_bytes`` is what backward makes again of what forward saves.
     """
 
     model: str
@@ -90,6 +91,7 @@ class Forecast:
     timing: Timing | None = None
     untimed: tuple[str, ...] = ()
     placement: Mapping[str, Tier] = field(default_factory=dict[str, Tier])
+    made_again_bytes: int = 0
 
     def bytes_at_rest(self, tier: Tier | str) -> int:
         """Return what is at home on ``tier``, such as ``"nvme"``, between iterations."""
@@ -143,6 +145,8 @@ class Forecast:
         yield "fits", "yes" if self.fits else "no"
         yield "parameters", f"{self.num_parameters:,}"
         yield "smallest device_budget", size_text(self.smallest_budget_bytes)
+        if self.made_again_bytes:
+            yield "made again by backward", _amount(self.made_again_bytes)
         size = self.largest_batch.size
         yield "largest batch", f"{'-' if size is None else size} ({self.largest_batch.how})"
         if self.timing is not None:

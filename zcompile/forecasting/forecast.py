@@ -123,6 +123,7 @@ class _Ahead:
             timing=timing if planned else None,
             untimed=untimed,
             placement=planner.placement.homes,
+            made_again_bytes=sum(each.made_again_bytes for each in planner.plans()),
         )
 
     def _trained(self, schedules: Sequence[Schedule]) -> dict[int, str]:
@@ -161,7 +162,7 @@ class _Ahead:
 
         def fits(schedules: tuple[Schedule, ...]) -> bool:
             if budget is not None and self.options.nvme_dir is not None:
-                return planner.smallest_bytes(schedules) <= budget
+                return planner.smallest_bytes(schedules, budget) <= budget
             return planner.has_room_for(schedules)
 
         return largest_batch(self.request, fits, whole=self.whole)

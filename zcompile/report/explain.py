@@ -16,6 +16,7 @@ from zcompile.errors import size_text
 from zcompile.ir import (
     Compute,
     Fetch,
+    Kernel,
     Offload,
     Release,
     Role,
@@ -196,7 +197,7 @@ class _Story:
                 case Release(value, after) if value == name:
                     yield self._released(at, after)
                 case Compute() | Update() if name in operands(step):
-                    verb = "made or changed" if name in step.writes else "read"
+                    verb = _verb(step, name)
                     why = "its last use here" if at == last else self._why_kept(at)
                     yield Event(at, f"{verb} by {kernel_name(step)}", why)
                 case _:
@@ -290,6 +291,13 @@ class _Story:
 
     def _exposed(self, at: int) -> float | None:
         return self._told.exposed_s[at] if self._told.exposed_s else None
+
+
+def _verb(kernel: Kernel, name: str) -> str:
+    if name not in kernel.writes:
+        return "read"
+    again = isinstance(kernel, Compute) and kernel.again
+    return "made again" if again else "made or changed"
 
 
 def _kernels_before(schedule: Schedule) -> list[int]:

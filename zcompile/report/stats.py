@@ -46,6 +46,8 @@ class Stats:
     ``early_updates`` counts parameters whose update began while backward ran, by what became
     of them: ``adopted``, or ``made again`` because something was not as foretold, or ``failed``
     because a file could not be read or written, and made again.
+
+    ``made_again_bytes`` is what backward makes again, by the plans at hand, of what forward saves.
     """
 
     total: Snapshot
@@ -58,6 +60,7 @@ class Stats:
     ddp_bucket_bytes: int = 0
     early_updates: Mapping[str, int] = field(default_factory=dict[str, int])
     planned_seconds: float | None = None
+    made_again_bytes: int = 0
 
     def __str__(self) -> str:
         text = StringIO()
@@ -75,6 +78,9 @@ class Stats:
             yield f"updates of parameters begun while backward ran: {fates}"
         if self.planned_seconds is not None:
             yield f"an iteration as planned takes {self.planned_seconds:.3g} s"
+        if self.made_again_bytes:
+            size = mebibytes(self.made_again_bytes)
+            yield f"{size} of what forward saves are made again by backward"
         if self.unused:
             more = ["..."] if len(self.unused) > MAX_NAMES else []
             names = ", ".join([*[*self.unused][:MAX_NAMES], *more])
@@ -132,6 +138,7 @@ def stats(model: object) -> Stats:
         session.buckets.nbytes,
         session.early_updates,
         session.planner.seconds,
+        sum(each.made_again_bytes for each in session.planner.plans()),
     )
 
 
