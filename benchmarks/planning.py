@@ -2,7 +2,8 @@
 
 For each model, machine and budget one line: the bound on the time of an iteration (no plan at
 all is faster), the bound for plans that keep copies within their graph (what runs today), the
-chosen plan, the plain one, and the gaps of the chosen plan to both bounds.
+chosen plan, the plain one, the gaps of the chosen plan to both bounds, and by how much early
+updates (`docs/update.md`) would make it faster.
 
     python benchmarks/planning.py            # the corpus
     python benchmarks/planning.py --steps 10000 100000
@@ -11,6 +12,7 @@ chosen plan, the plain one, and the gaps of the chosen plan to both bounds.
 from __future__ import annotations
 
 import argparse
+import math
 import resource
 import statistics
 import time
@@ -19,6 +21,7 @@ from dataclasses import replace
 
 from corpus import FAMILIES, load
 
+from zcompile.io_buffers import SetAside
 from zcompile.ir import (
     Channel,
     Compute,
@@ -36,7 +39,7 @@ from zcompile.machines import load_machine
 from zcompile.passes.certificate import Certificate, certify
 from zcompile.passes.expected import UPDATE_ROOM, expected_update
 from zcompile.passes.fastest import Choice, Model, choose, in_order, window_bytes
-from zcompile.passes.placement import managed_values
+from zcompile.passes.placement import DoesNotFit, managed_values
 from zcompile.passes.relaxation import SAMPLES
 from zcompile.passes.smallest import smallest_for_model
 
@@ -115,8 +118,8 @@ def certified(model: Model, target: Target, *, homes: bool) -> Certificate:
 def compare(name: str, model: Model, target: Target) -> tuple[float, ...]:
     """Print one line.
 
-    Returns the two gaps, the bound in seconds of kernels, and how much slower the plan is than
-    the plain one.
+    Returns the two gaps, the bound in seconds of kernels, how much slower the plan is than
+    the plain one, and by which share it is slower with early updates.
     """
     start = time.process_time()
     choice: Choice = choose(model, target)
@@ -124,14 +127,32 @@ def compare(name: str, model: Model, target: Target) -> tuple[float, ...]:
     every, homes = (certified(model, target, homes=each) for each in (False, True))
     kernels = next(term.seconds for term in every.terms if term.resource == "kernels")
     best, plain = choice.best.seconds, choice.compared[0].seconds
+    early = early_seconds(model, target)
     gaps = every.gap(best), homes.gap(best)
     print(
         f"{name:26} kernels {kernels:7.3f} bound {every.seconds:7.3f} today {homes.seconds:7.3f} "
         f"plan {best:7.3f} plain {plain:7.3f} gap {gaps[0]:6.1%} today {gaps[1]:6.1%} "
+        f"early {early / best - 1:+7.1%} "
         f"took {took:5.1f}  {homes.binding.resource}",
         flush=True,
     )
-    return *gaps, every.seconds / kernels, best - plain
+    return *gaps, every.seconds / kernels, best - plain, early / best - 1
+
+
+def early_seconds(model: Model, target: Target) -> float:
+    """Return how long an iteration takes if its update may begin while backward runs.
+
+    With accumulation none begins, and where the window that is set aside for it has no room none
+    does either: then nothing is known, and it is not a number.
+    """
+    window = SetAside(has_files=True, early_update=True).window_bytes(target.device_budget)
+    if len(model.graphs) > len(model.distinct):
+        return math.nan
+    try:
+        reserving = replace(target, reserved_bytes=target.reserved_bytes + window)
+        return choose(replace(model, early_bytes=window), reserving).best.seconds
+    except DoesNotFit:
+        return math.nan
 
 
 def synthetic(num_kernels: int) -> tuple[Model, Target]:

@@ -64,21 +64,32 @@ class Preference:
     hottest first.  Of the spare device bytes half, but at most ``prefetch_bytes``, stay free
     for prefetching.  What forward saves for backward stays before all others, unless
     ``saved_leaves``: then it has the place in the order that it has.  ``reason`` says for people
-    where the order comes from.
+    where the order comes from.  Of what does not live on the device, the first of ``host_order`` go
+    to the host; without one, the first of ``order``.
     """
 
     order: tuple[str, ...] | None = None
     prefetch_bytes: int = MAX_PREFETCH_BYTES
     reason: str = ""
     saved_leaves: bool = False
+    host_order: tuple[str, ...] | None = None
 
     def sorted(self, values: Iterable[Value]) -> list[Value]:
         """Return ``values``, the most deserving first."""
         found = sorted(values, key=lambda each: HOTTEST_FIRST.index(each.role))
         if self.order is None:
             return found
-        ranks = {name: rank for rank, name in enumerate(self.order)}
-        return sorted(found, key=lambda each: ranks.get(each.name, len(ranks)))
+        return _in_order(found, self.order)
+
+    def sorted_for_host(self, values: Iterable[Value]) -> list[Value]:
+        """Return ``values``, those that deserve the host most first."""
+        found = self.sorted(values)
+        return found if self.host_order is None else _in_order(found, self.host_order)
+
+
+def _in_order(values: Iterable[Value], order: Iterable[str]) -> list[Value]:
+    ranks = {name: rank for rank, name in enumerate(order)}
+    return sorted(values, key=lambda each: ranks.get(each.name, len(ranks)))
 
 
 def place(
@@ -112,7 +123,7 @@ def place(
     homes |= _device_homes(
         model, homes, free, preference.prefetch_bytes, saved_leaves=preference.saved_leaves
     )
-    homes |= _other_homes(model, homes, free)
+    homes |= _other_homes(model, homes, preference.sorted_for_host(free))
     verdicts = (
         Verdict(
             each.name,

@@ -20,6 +20,9 @@ from zcompile.passes.relaxation import SAMPLES, Stay, relax
 BANDWIDTH_SHARES = (1.0, 0.97, 0.92)
 """The program plans for all of the bandwidth, and for a little less: real copies come in lumps."""
 
+COST_DIGITS = 15
+"""Decimals of the seconds that a byte costs; a fast link takes 1e-11 of them."""
+
 TRAFFIC_WEIGHT = 1e-2
 """What a second of copying costs beside a second of time: it settles what time leaves open."""
 
@@ -77,7 +80,9 @@ def _orders(cycle: Cycle, hardware: Hardware, target: Target, samples: int) -> I
 def _by_traffic(cycle: Cycle, hardware: Hardware, target: Target) -> Preference:
     """Prefer what saves the most seconds of copying for each byte that lives on the device."""
     costs = _costs(cycle, hardware, target)
-    order = sorted(costs, key=lambda name: -costs[name])
+    nbytes = {value.name: value.nbytes for value in cycle.values}
+    # Of equals the largest first: what room they leave is for small ones.
+    order = sorted(costs, key=lambda name: (-costs[name], -nbytes[name]))
     return Preference(tuple(order), reason="by the seconds of copying that each byte saves")
 
 
@@ -86,11 +91,13 @@ def _costs(cycle: Cycle, hardware: Hardware, target: Target) -> dict[str, float]
     tier = Question(cycle, hardware, target).tiers[-1:]
     costs: dict[str, float] = {}
     for value in cycle.values:
-        costs[value.name] = sum(
-            _copies_s(value, hardware.links[channel].seconds(value.nbytes), into)
+        seconds = sum(
+            _copies_s(value, hardware.links[channel].travel_s(value.nbytes), into)
             for each in tier
             for channel, into in ((channel_in(each), True), (channel_out(each), False))
-        ) / max(1, value.nbytes)
+        )
+        # Rounded, so that kinds that cost the same are equals.
+        costs[value.name] = round(seconds / max(1, value.nbytes), COST_DIGITS)
     return costs
 
 
@@ -117,13 +124,23 @@ def _by_program(
         return []
     scores = {value.name: _score(value, residency) for value in cycle.values}
     costs = _costs(cycle, hardware, target)
+    nbytes = {value.name: value.nbytes for value in cycle.values}
     reason = f"by linear programming at {share:.0%} of bandwidth"
     orders = (
         sorted(scores, key=lambda name: scores[name]),
         # Of what the program treats alike, what saves most first, should not all of it fit.
-        sorted(scores, key=lambda name: (scores[name], -costs[name])),
+        sorted(scores, key=lambda name: (scores[name], -costs[name], -nbytes[name])),
     )
-    return [Preference(tuple(order), reason=reason, saved_leaves=True) for order in orders]
+    # The host is for what the program has there rather than on nvme, however much of it is away.
+    shares = {name: on_nvme / away if away else 0.0 for name, (away, on_nvme) in scores.items()}
+    by_share = sorted(
+        scores, key=lambda name: (round(shares[name], 9), -costs[name], -nbytes[name])
+    )
+    to_host = tuple(by_share)
+    return [
+        Preference(tuple(order), reason=reason, saved_leaves=True, host_order=host)
+        for order, host in zip(orders, (to_host, None), strict=True)
+    ]
 
 
 def _score(value: CycleValue, residency: Mapping[str, tuple[Stay, ...]]) -> tuple[float, float]:

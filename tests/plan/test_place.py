@@ -26,7 +26,7 @@ from zcompile.ir import (
 from zcompile.passes.lean import lean_peak, lean_plan
 from zcompile.passes.pins import Pin, matches, pin_of
 from zcompile.passes.pipeline import PIPELINE, run_within_budget
-from zcompile.passes.place import place
+from zcompile.passes.place import Preference, place
 from zcompile.passes.placement import (
     DoesNotFit,
     Placement,
@@ -244,6 +244,23 @@ def test_where_the_host_is_full_room_for_prefetching_gives_way() -> None:
     target = Target(device_budget=least + 3 * 8192, host_budget=total - 3 * 8192)
     homes = place(graphs, extra, (), target).homes
     assert list(homes.values()).count(Tier.DEVICE) == 3
+
+
+def test_the_host_may_be_for_others_than_the_device() -> None:
+    graphs, extra = small()
+    names = [value.name for value in managed_values(graphs, extra)]
+    least = smallest_for_model(graphs, extra, (), Target(has_nvme=True)).bytes
+    target = Target(device_budget=least + 8192, host_budget=2 * 8192, has_nvme=True)
+
+    def homes(preference: Preference) -> dict[Tier, list[str]]:
+        placement = place(graphs, extra, (), target, preference)
+        return {tier: [n for n in names if placement.homes[n] is tier] for tier in Tier}
+
+    order = tuple(names)
+    same = homes(Preference(order, prefetch_bytes=0))
+    assert (same[Tier.DEVICE], same[Tier.HOST]) == (names[:1], names[1:3])
+    other = homes(Preference(order, prefetch_bytes=0, host_order=tuple(reversed(names))))
+    assert (other[Tier.DEVICE], other[Tier.HOST]) == (names[:1], names[-2:])
 
 
 def test_sizes_must_agree_between_graphs() -> None:
