@@ -39,6 +39,7 @@ class Timing:
     ``busy_s`` is how long each channel moves something, ``kernel_s`` how long kernels run
     where nothing else does.  ``bound_s`` is what no plan can beat, ``binding`` the resource
     that decides it, in words, and ``gap`` by which share of it the plan is slower.
+    ``moved_bytes`` is what goes over each channel.
     """
 
     seconds: float
@@ -49,6 +50,21 @@ class Timing:
     binding: str
     gap: float
     tokens_per_s: float | None = None
+    moved_bytes: Mapping[Channel, int] = field(default_factory=dict[Channel, int])
+
+    def bandwidth_for(self, share: float) -> dict[Channel, float]:
+        """Return the bytes a second that each channel needs for ``share`` of the time in kernels.
+
+        That is solved for copies that hide behind kernels, each channel with resources of its
+        own: an iteration then takes as long as the longest of them.
+
+        Raises ``ValueError`` unless the share lies between 0 and 1.
+        """
+        if not 0 < share < 1:
+            raise ValueError(f"share={share} must be between 0 and 1")
+        if not self.kernel_s:
+            return {}
+        return {each: share * moved / self.kernel_s for each, moved in self.moved_bytes.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +178,11 @@ def _timing_rows(timing: Timing) -> Iterator[tuple[str, str]]:
     yield "kernels", f"{timing.kernel_s:.3f} s"
     for channel, seconds in timing.busy_s.items():
         yield f"{channel} busy", f"{seconds:.3f} s"
+    needed = ", ".join(
+        f"{channel} {rate / 1e9:.3g} GB/s" for channel, rate in timing.bandwidth_for(0.9).items()
+    )
+    if needed:
+        yield "for 90 % in kernels", needed
     yield "no plan is faster than", f"{timing.bound_s:.3f} s (this one is {timing.gap:.1%} above)"
     yield "bottleneck", timing.binding
 

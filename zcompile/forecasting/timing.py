@@ -14,6 +14,7 @@ from zcompile.passes.beside import simulate_beside
 from zcompile.passes.bound import bound
 from zcompile.passes.simulate import simulate
 from zcompile.planner import Planner
+from zcompile.report.traffic import planned_traffic
 
 
 def timing_of(
@@ -61,6 +62,7 @@ def timing_of(
         binding=str(least.binding),
         gap=least.gap(seconds),
         tokens_per_s=num_tokens / seconds if num_tokens else None,
+        moved_bytes=_moved(runs),
     )
     return timing, ()
 
@@ -115,6 +117,16 @@ class _Run:
         )
         kernel_s += sum(sum(each.values()) for each in begun.seconds.values())
         return _Took(found.seconds, max(0.0, found.seconds - kernel_s), kernel_s, found.busy_s)
+
+
+def _moved(runs: Iterable[_Run]) -> dict[Channel, int]:
+    found: dict[Channel, int] = {}
+    for run in runs:
+        beside = () if run.begun is None else (each.schedule for each in run.begun.beside)
+        for schedule in (*run.schedules, *beside):
+            for channel, traffic in planned_traffic(schedule).items():
+                found[channel] = found.get(channel, 0) + run.times * traffic.moved_bytes
+    return found
 
 
 def _seconds(
