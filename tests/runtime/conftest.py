@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytest
 
@@ -29,7 +29,7 @@ def io(request: pytest.FixtureRequest) -> FileIO:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the tests of modules that say ``STRIPED`` in one folder, and striped over three."""
-    module: Any = metafunc.module
+    module = cast("object", metafunc.module)
     if getattr(module, "STRIPED", False) and "extent_file" in metafunc.fixturenames:
         metafunc.parametrize("extent_file", [1, 3], ids=["one", "striped"], indirect=True)
 

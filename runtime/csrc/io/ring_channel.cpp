@@ -1,5 +1,6 @@
 // One thread that keeps as many blocks under way as its ring holds.
 #include <cerrno>
+#include <deque>
 #include <utility>
 
 #include "io/engine.h"
@@ -17,6 +18,7 @@ struct Engine::Slots {
     std::vector<Job> jobs;
     std::vector<uint32_t> free;
     std::vector<uint32_t> replaced;  // those whose call a fault has replaced
+    std::deque<Job> landed;          // blocks of which only the sums are left to do
     Job held;                        // a block that waits for a buffer
     bool is_held = false;
 };
@@ -25,7 +27,7 @@ void Engine::serve_ring(Channel& channel) {
     Ring& ring = *channel.ring;
     Slots slots(channel.direction.depth);
     while (fill(channel, slots)) {
-        bool sleep = slots.replaced.empty();
+        bool sleep = slots.replaced.empty() && slots.landed.empty();
         {
             std::lock_guard hold(lock_);
             bool room = !slots.free.empty() && !slots.is_held;
@@ -44,6 +46,12 @@ void Engine::serve_ring(Channel& channel) {
             if (slot != Ring::kWoken) settle(channel, slots, static_cast<uint32_t>(slot), result);
         for (uint32_t each : std::exchange(slots.replaced, {}))
             settle(channel, slots, each, slots.jobs[each].call.result);
+        if (!slots.landed.empty()) {  // one: meanwhile slots may have come free to be filled
+            Job job = slots.landed.front();
+            slots.landed.pop_front();
+            int32_t error = conclude(job);
+            finish(channel, job, error, error ? 0 : job.total);
+        }
     }
 }
 
@@ -56,9 +64,10 @@ bool Engine::fill(Channel& channel, Slots& slots) {
             if (slots.is_held) {
                 job = slots.held;
             } else {
-                if (slots.under_way() == 0)
+                const bool busy = slots.under_way() > 0 || !slots.landed.empty();
+                if (!busy)
                     channel.work_there.wait(hold, [&] { return retired_ || !channel.idle(); });
-                if (!take(channel, &job)) return slots.under_way() > 0;
+                if (!take(channel, &job)) return busy;
             }
             slots.is_held = !equip(channel, job, &error);
             if (slots.is_held) {  // blocks under way have all the buffers, and will give one back
@@ -98,8 +107,12 @@ void Engine::settle(Channel& channel, Slots& slots, uint32_t slot, int64_t resul
         launch(channel, slots, slot);
         return;
     }
-    if (!error) error = conclude(job);
     slots.free.push_back(slot);
+    if (!error && job.block.sums) {  // they take time, in which the ring is to have work
+        slots.landed.push_back(job);
+        return;
+    }
+    if (!error) error = conclude(job);
     finish(channel, job, error, error ? 0 : job.total);
 }
 
