@@ -37,6 +37,7 @@ from zcompile.runtime.pool import Pool
 Times = Mapping[str, Sequence[float]]
 OPTIONS = Adam(1e-3, weight_decay=0.01, decoupled=True)
 STEP = 5
+REST_S = 0.05
 
 
 @dataclass(slots=True)
@@ -48,11 +49,16 @@ class Bench:
     repeats: int
 
     def seconds(self, runs: Mapping[str, Callable[[], object]]) -> Times:
-        """Return the seconds of each of ``runs``, which take turns, every other round backwards."""
+        """Return the seconds of each of ``runs``, which take turns, every other round backwards.
+
+        Each begins when the threads of the one before are asleep: those of OpenMP go on spinning
+        for some milliseconds, on the processors that the next one is to have.
+        """
         names = list(runs)
         seconds: dict[str, list[float]] = {name: [] for name in names}
         for number in range(self.repeats + 1):
             for name in names if number % 2 else reversed(names):
+                time.sleep(REST_S)
                 start = time.perf_counter()
                 runs[name]()
                 seconds[name].append(time.perf_counter() - start)
