@@ -1,4 +1,10 @@
-"""The file of a run, or several striped as one, and leases on aligned pieces of it (extents)."""
+"""The file of a run, or several striped as one, and leases on aligned pieces of it (extents).
+
+Note [What the kernel forgets].  A page fault brings 2 MiB of a file into the page cache, as one
+large page where the file system can.  A direct write to any part of these drops all of it, and
+with it the kernel's knowledge that somebody had the other parts there, and may have written
+them.  So before a schedule writes directly, what is in the cache is looked at and remembered.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +35,9 @@ class Lease:
     long as anybody holds this object, or until ``release``, whichever ends first.
     """
 
-    __slots__ = ("__weakref__", "_serial", "capacity", "file", "label", "nbytes", "offset")
+    __slots__ = (
+        *("__weakref__", "_serial", "_touched", "capacity", "file", "label", "nbytes", "offset"),
+    )
 
     def __init__(self, file: ExtentFile, serial: int, offset: int, nbytes: int, label: str) -> None:
         self.file = file
@@ -38,6 +46,7 @@ class Lease:
         self.capacity = page_count_bytes(nbytes)
         self.label = label
         self._serial = serial
+        self._touched = False
 
     def pieces(self) -> Iterator[Piece]:
         """Yield where its pages lie, in order."""
@@ -46,12 +55,20 @@ class Lease:
     def untouched(self) -> bool:
         """Say whether nobody has had it in the page cache since it was written, for certain.
 
-        Raises ``OSError`` where the kernel cannot tell.
+        To be asked of a lease that is watched.  Raises ``OSError`` where the kernel cannot tell.
         """
         files = self.file.files
-        return not any(
+        return not self._touched and not any(
             libc.pages_seen(files[each.file].fd, each.offset, each.nbytes) for each in self.pieces()
         )
+
+    def watch(self) -> None:
+        """Let what ``look`` sees of it be remembered: see Note [What the kernel forgets]."""
+        self.file.watch(self._serial, self)
+
+    def notice(self) -> None:
+        """Remember for good if somebody has had it in the page cache."""
+        self._touched = self._touched or not self.untouched()
 
     def release(self) -> None:
         """Give the extent back; again is harmless.  Takes no lock: finalizers may call it."""
@@ -93,6 +110,7 @@ class ExtentFile:
         self._leased: dict[int, tuple[int, int]] = {}
         self._serial = 0
         self._given_back: deque[int] = deque()
+        self._watched: dict[int, weakref.ref[Lease]] = {}
         self._full: set[int] = set()
         self.stripes = Stripes(PAGE_BYTES)
         """Which bytes of the space lie where."""
@@ -124,6 +142,11 @@ class ExtentFile:
             if each.direct_refusal
         )
         return next(refusals, None)
+
+    @property
+    def num_watched(self) -> int:
+        """How many leases ``look`` looks at."""
+        return len(self._watched)
 
     @property
     def leased_bytes(self) -> int:
@@ -174,6 +197,10 @@ class ExtentFile:
         """End the lease ``serial`` as soon as the next one is asked for; takes no lock."""
         self._given_back.append(serial)
 
+    def watch(self, serial: int, lease: Lease) -> None:
+        """Look after ``lease`` until it ends."""
+        self._watched.setdefault(serial, weakref.ref(lease))
+
     def placed(self, span: Span) -> Sequence[Span]:
         """Return ``span`` of the space as spans of its files, in order."""
         if len(self.files) == 1:
@@ -205,11 +232,18 @@ class ExtentFile:
         return None
 
     def look(self) -> None:
-        """Let the sums be unknown of all pages that are, or were, in the page cache.
+        """Take note of what is, or was, in the page cache, before a direct write hides it.
 
-        Whoever brought them there may have written them, and direct writes beside them, of the
-        same large page of the cache, let that be forgotten.
+        Leases that are watched remember it.  Sums of those pages are unknown from here on.
         """
+        if (self._watched or self.sums) and self.sight_fault() is None:
+            for known in list(self._watched.values()):
+                lease = known()
+                if lease is not None:
+                    lease.notice()
+            self._forget_sums()
+
+    def _forget_sums(self) -> None:
         if self.sums is None:
             return
         for number, file in enumerate(self.files):
@@ -225,7 +259,9 @@ class ExtentFile:
 
     def _settle(self) -> None:
         while self._given_back:
-            extent = self._leased.pop(self._given_back.popleft(), None)
+            serial = self._given_back.popleft()
+            self._watched.pop(serial, None)
+            extent = self._leased.pop(serial, None)
             if extent is not None:
                 self._free.give(*extent)
 

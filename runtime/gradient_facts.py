@@ -52,8 +52,9 @@ class GradientFacts:
     def stored(self, home: Tensor, content: Tensor) -> None:
         """Gather the sum of ``content``, which is on its way to ``home``, a whole gradient."""
         mapping = self._mapping(home)
-        in_file = mapping is not None and mapping.lease is not None
-        if self.gathering and mapping is not None and in_file and can_sum(content):
+        lease = None if mapping is None else mapping.lease
+        if self.gathering and mapping is not None and lease is not None and can_sum(content):
+            lease.watch()
             found = square_sum(content)
             self._enter(_Fact(mapping, home._version, square_sum=found))
 

@@ -4,7 +4,7 @@ Note [Writes that torch does not count].  ``GradScaler.unscale_`` and writes thr
 leave the count of changes as it was.  They go through the mapping, though, and so bring pages
 of the file into the page cache, which schedules move their bytes past.  A rest holds only if the
 kernel says that no page of the extent has been there since it was written; where it cannot say,
-none does.
+none does.  Extents of rests are watched, since the kernel forgets: see ``extents``.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Rest:
         lease = place.home.lease
         if lease is None:
             return None
+        lease.watch()
         return cls(place.home.mapping, weakref.ref(lease), tensor._version)
 
     def holds(self, homes: Homes, tensor: Tensor) -> bool:
