@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from types import FrameType
 from typing import Any, NoReturn
 
 from torch import Tensor, fx, nn
@@ -63,9 +65,9 @@ class Backend:
     ) -> Compiled:
         """Compile one of Dynamo's graphs.
 
-        Bad options and budgets that cannot work do not raise here, where Dynamo would wrap
-        the error in one of its own, but in the first call: before any kernel runs and
-        before any parameter is touched.
+        Bad options do not raise here, where Dynamo would wrap the error in one of its own, but
+        in the first call: before any kernel runs and before any parameter is touched.  So do
+        budgets that cannot work; but see Note [Refused sizes].
         """
         owner = torch_private.compiled_object()
         leaves = pytree.tree_leaves(list(example_inputs))
@@ -87,13 +89,10 @@ class Backend:
             if each.role is Role.PARAMETER:
                 session.compiling.add(each.name, leaves[at])
         job = _Job(self, session, inputs, owned=owner is not None)
-        try:
-            compiled = job.run(module, example_inputs)
-        except (BudgetError, UnknownSize) as error:
-            return _Refusal(error)
+        compiled = job.run_or_refuse(module, example_inputs)
+        if isinstance(compiled, _Refusal):
+            return compiled.raised_now()
         session.leaving.watch(owner)
-        if (attempt := torch_private.attempt_under_way()) is not None:
-            session.leaving.compiled(attempt.frame)
         return compiled
 
     def _read(self, owner: object | None, options: Mapping[str, object] | None) -> Options:
@@ -235,6 +234,16 @@ class _Job:
                 partition=self.partition,
             )
 
+    def run_or_refuse(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        """Do what `run` does; where no plan can be made, return what raises the error."""
+        try:
+            return self.run(module, example_inputs)
+        except (BudgetError, UnknownSize) as error:
+            return _Refusal(error)
+        finally:
+            if (attempt := torch_private.attempt_under_way()) is not None:
+                self._session.leaving.compiled(attempt.frame)
+
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **given: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -345,6 +354,29 @@ class _Refusal:
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         del args, kwargs
         raise copy.copy(self._error) from None
+
+    def raised_now(self) -> Compiled:
+        """Raise a ``BudgetError`` at once, so that nothing is compiled: Note [Refused sizes]."""
+        if isinstance(self._error, BudgetError) and not torch_private.errors_are_hidden():
+            raise _TooSmall(self._error, sys._getframe())  # pyright: ignore[reportPrivateUsage]
+        return self
+
+
+class _TooSmall(BudgetError, torch_private.BackendCompilerFailed):
+    """A ``BudgetError`` that Dynamo lets through as it is.
+
+    Note [Refused sizes].  Where sizes have varied Dynamo compiles for any size, and what comes of
+    it would answer for all of them: a batch that is too large would take the smaller ones along,
+    those that a script tries next.  So such an error leaves nothing compiled behind.
+
+    Its traceback leaves out Dynamo's own frames, down to ``frame``.
+    """
+
+    __module__, __qualname__ = BudgetError.__module__, BudgetError.__qualname__
+
+    def __init__(self, error: BudgetError, frame: FrameType) -> None:
+        torch_private.BackendCompilerFailed.__init__(self, zinf_backend, error, frame)
+        BudgetError.__init__(self, *error.fields())
 
 
 zinf_backend = Backend()

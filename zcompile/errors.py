@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 NUM_LARGEST = 5
 """How many of the values alive at the peak an error lists."""
@@ -66,8 +66,11 @@ class BudgetError(ValueError):
             lines.append("everything has to stay on the device: give nvme_dir or host_budget")
         return "\n".join(lines)
 
+    def fields(self) -> tuple[Any, ...]:
+        """Return what the error is made of, in the order of the constructor."""
+        return tuple(getattr(self, each.name) for each in fields(self))
+
     def __reduce__(self) -> tuple[type[BudgetError], tuple[object, ...]]:
         # Exceptions are rebuilt from ``args``, which stay empty when keywords were used: without
         # this, a rank's error could not be sent to its parent process.
-        found = (self.option, self.budget_bytes, self.smallest_bytes, self.step, self.values)
-        return type(self), (*found, self.only_tier)
+        return BudgetError, self.fields()

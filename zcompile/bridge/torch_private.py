@@ -25,7 +25,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.cache_size import exceeds_recompile_limit
 from torch._dynamo.decorators import mark_dynamic
 from torch._dynamo.eval_frame import OptimizedModule, innermost_fn
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._ops import OpOverload
@@ -53,6 +53,7 @@ __all__ = [
     "INVOKE_SUBGRAPH",
     "NO_SYMBOL",
     "Attempt",
+    "BackendCompilerFailed",
     "FakeTensorMode",
     "active_ddp",
     "aot_autograd",
@@ -62,6 +63,7 @@ __all__ = [
     "compiled_object",
     "content",
     "default_decompositions",
+    "errors_are_hidden",
     "flop_formula",
     "forced_stance",
     "gradient_input_index",
@@ -267,6 +269,11 @@ def has_tangent(tensors: Sequence[object]) -> bool:
             for each in tensors
             if isinstance(each, torch.Tensor)
         )
+
+
+def errors_are_hidden() -> bool:
+    """Whether Dynamo runs plain Python where a compilation fails."""
+    return bool(dynamo_config.suppress_errors)
 
 
 def forced_stance() -> str | None:
