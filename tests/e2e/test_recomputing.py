@@ -255,3 +255,16 @@ def test_a_plan_says_what_is_made_again() -> None:
     assert all(values[name].role is Role.SAVED for name in backward.dropped)
     reasons = {e.value: e.reason for e in session.planner.placement.verdicts}
     assert all("backward makes it again" in reasons[name] for name in backward.dropped)
+
+
+def test_with_a_target_it_is_chosen_by_time(swap_dir: Path) -> None:
+    options = {
+        "compute": "eager",
+        "device_budget": "600KiB",
+        "nvme_dir": swap_dir,
+        "target": "cpu-epyc",
+    }
+    session = check_same_bits(partial(made, drop=0.0), options)
+    assert dropped(session)
+    assert session.planner.seconds is not None
+    assert session.total().peak_bytes[Tier.DEVICE] <= 600 << 10
