@@ -105,7 +105,7 @@ def test_a_way_that_was_asked_for_is_told() -> None:
 def test_a_way_that_there_is_not_is_a_warning() -> None:
     (found,) = io_findings({"ZINF_IO": "pigeons"})
     assert found.status is Status.WARNING
-    assert "io='pigeons'" in found.says
+    assert "ZINF_IO='pigeons': must be 'auto', " in found.says
     assert found.remedy == "unset ZINF_IO"
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,16 @@ def test_what_nobody_waits_for_is_let_go_at_the_next_copy(
     assert alive() is None
 
 
+@contextmanager
+def signals_interrupt() -> Generator[None]:
+    """Let SIGINT interrupt, also in a process that was started to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("io", NATIVE)
 def test_waiting_can_be_interrupted(transfers: Transfers, extent_file: ExtentFile) -> None:
     gate, memory = Gate(transfers), Arena(PAGE_BYTES)
@@ -105,7 +116,7 @@ def test_waiting_can_be_interrupted(transfers: Transfers, extent_file: ExtentFil
         interrupting.start()
         copy.wait()
 
-    with pytest.raises(KeyboardInterrupt):
+    with signals_interrupt(), pytest.raises(KeyboardInterrupt):
         interrupted_wait()
     gate.opened.set()
     copy.wait()
