@@ -6,6 +6,8 @@ activations are in no plan.  Three things tell of it, none of which costs anythi
 compiled path: Dynamo's own limits, at the moment they are reached; the stacks of all threads,
 when the trimming thread drops pages that somebody has touched; and gradients that autograd made
 between two steps of an optimizer with no graph between them.  Each cause is warned of once.
+Trained weights that are in no graph at all are in no file and in no plan: they are looked for
+once, where a budget was asked for.
 Other code that reads homes (between two graphs, saving, clipping, averaging) is counted and
 never warned of.
 """
@@ -17,10 +19,10 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, MappingProxyType
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from zcompile.bridge.torch_private import Attempt, forced_stance, in_compiled_call
@@ -40,6 +42,20 @@ MEMORY = (
     "stay resident; its activations, and its gradients until they are moved, are in ordinary "
     "memory, outside device_budget.  zcompile.stats(model) keeps the account"
 )
+IN_NO_GRAPH = (
+    "outside the compiled graphs: {} of the trained weights are in no graph ({}).  Dynamo leaves a "
+    "module out that has full backward hooks (register_full_backward_hook) or that "
+    "torch.compiler.disable covers, and cannot trace sparse inputs; TORCH_LOGS=graph_breaks says "
+    "why.  The numbers are right, but these weights, their gradients, states and activations stay "
+    "in ordinary memory, outside device_budget.  Hooks on tensors and register_forward_hook are "
+    "compiled; zcompile.stats(model) lists all that is in no graph"
+)
+
+WORTH_TELLING = 8
+"""Weights in no graph are told of from 1/8 of the trained bytes on."""
+
+MAX_NAMES = 3
+"""How many of them are named."""
 
 
 class Leaving:
@@ -51,6 +67,7 @@ class Leaving:
         self._bytes: Counter[str] = Counter()
         self._untold: set[str] = set()
         self._told: set[str] = set()
+        self._owner: weakref.ref[nn.Module] | None = None
         self._modules: frozenset[int] = frozenset()
         self._codes: frozenset[int] = frozenset()
         self._limits: list[str] = []
@@ -65,6 +82,7 @@ class Leaving:
     def watch(self, owner: object) -> None:
         """Learn by what to recognise ``owner``, a module, where it runs uncompiled."""
         if isinstance(owner, nn.Module):
+            self._owner = weakref.ref(owner)
             modules = list(owner.modules())
             codes = (getattr(each.forward, "__code__", None) for each in modules)
             self._modules = frozenset(map(id, modules))
@@ -127,6 +145,25 @@ class Leaving:
                 self._untold |= {cause} - self._told
         if self._untold:
             self._tell()
+
+    def trained(self, params: Iterable[Tensor], is_in_a_graph: Callable[[Tensor], bool]) -> None:
+        """Warn if many of the weights that an optimizer has just updated are in no graph.
+
+        Only those of the module that was compiled: other parameters are nobody's promise.
+        """
+        owner = self._owner() if self._owner is not None else None
+        if owner is None:
+            return
+        names = {id(each): name for name, each in owner.named_parameters()}
+        ours = [each for each in params if each.grad is not None and id(each) in names]
+        missed = [each for each in ours if not is_in_a_graph(each)]
+        missed_bytes = sum(each.nbytes for each in missed)
+        if missed and WORTH_TELLING * missed_bytes >= sum(each.nbytes for each in ours):
+            listed = [names[id(each)] for each in missed[:MAX_NAMES]]
+            if len(missed) > MAX_NAMES:
+                listed.append(f"{len(missed) - MAX_NAMES} more")
+            warnings.warn(IN_NO_GRAPH.format(size_text(missed_bytes), ", ".join(listed)),
+                          stacklevel=3)  # fmt: skip
 
     def bytes_by_cause(self) -> Mapping[str, int]:
         """Return the bytes of homes read outside the graphs so far, causes with none left out."""

@@ -207,6 +207,8 @@ class Session:
             if not self._iterations:
                 for doubt in self.planner.doubts_about_pins():
                     warnings.warn(doubt, stacklevel=2)
+                if self.options.device_budget is not None:
+                    self.leaving.trained(params, self._is_in_a_graph)
             if self._machine is not None:
                 self._machine.homes.trim()
                 self.leaving.stepped(
@@ -215,6 +217,10 @@ class Session:
             self._iterations.append(self.ledger.lap())
             if measured := self._measuring.iteration_ended():
                 self.correct(measured)
+
+    def _is_in_a_graph(self, parameter: Tensor) -> bool:
+        sessions = (self, *self._all_sessions())
+        return any(each.registry.name_of(parameter) is not None for each in sessions)
 
     def home_bytes(self, tensors: Iterable[Tensor] | None = None) -> int:
         """Return what ``tensors``, by default all parameters, weigh at home in files."""

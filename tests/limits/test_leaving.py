@@ -239,6 +239,65 @@ def _norm(weight: Tensor) -> Tensor:
 looked_at: Callable[[Tensor], Tensor] = cast("Any", torch.compiler.disable)(_norm)
 
 
+class Hooked(nn.Module):
+    """Two layers, of which one has a hook that makes Dynamo leave it out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.down = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(torch.tanh(self.up(x)))
+        return y
+
+
+def _watch(_module: nn.Module, _inputs: Any, _outputs: Any) -> None:
+    """See the gradients go by."""
+
+
+def hooked(model: Hooked) -> Hooked:
+    model.down.register_full_backward_hook(_watch)
+    return model
+
+
+def test_trained_weights_in_no_graph_are_told_of_once(swap_dir: Path) -> None:
+    want = trained_by(lambda model: model, hooked(made(Hooked)))
+    model = hooked(made(Hooked))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got = trained_by(lambda model: in_file(model, swap_dir), model)
+    assert same(got, want)
+    (text,) = (str(each.message) for each in caught if "in no graph" in str(each.message))
+    assert "(257.0 KiB) of the trained weights" in text
+    assert "(down.weight, down.bias)" in text
+    assert "register_full_backward_hook" in text
+    assert set(zcompile.stats(model).unused) == {"down.weight", "down.bias"}
+
+
+def test_hooks_that_are_compiled_are_not_told_of(swap_dir: Path) -> None:
+    model = made(Hooked)
+    model.down.register_forward_hook(_watch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained_by(lambda model: in_file(model, swap_dir), model)
+
+
+def test_without_a_budget_it_does_not_matter_what_is_in_no_graph(swap_dir: Path) -> None:
+    model = hooked(made(Hooked))
+    options: Any = {"compute": "eager", "nvme_dir": swap_dir}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained_by(lambda model: torch.compile(model, backend="zinf", options=options), model)
+    assert not [each for each in caught if "in no graph" in str(each.message)]
+    assert set(zcompile.stats(model).unused) == {"down.weight", "down.bias"}
+
+
+def trained_by(call: Callable[[Any], Any], model: nn.Module) -> list[Tensor]:
+    compiled, optimizer = call(model), optimizer_of(model)
+    return [each for batch in (2, 2, 3) for each in step(compiled, model, optimizer, batch)]
+
+
 # Dynamo looks at the gradient of what crosses the break.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_weights_read_between_two_graphs_are_a_line_in_the_statistics(swap_dir: Path) -> None:
