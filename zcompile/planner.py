@@ -77,6 +77,10 @@ class Planner:
         self._pins_are_checked = False
         self._begins_early = options.early_update is True
         self.placement = Placement({})
+        self.values: tuple[Value, ...] = ()
+        """Every managed value of the model that has a home."""
+        self.update_target = self.io_target
+        """What an update may use: every device home is spoken for."""
         self.seconds: float | None = None
         """What an iteration takes by simulation, each graph once; ``None`` if times are unknown."""
 
@@ -193,7 +197,7 @@ class Planner:
             )
             for name, graph in graphs.items()
         }
-        self.placement, self.seconds = chosen.placement, chosen.seconds
+        self._settle_for(chosen)
         return True
 
     def plan(self, name: str) -> GraphPlan:
@@ -210,19 +214,9 @@ class Planner:
         return tuple(self._plans.values())
 
     @property
-    def values(self) -> tuple[Value, ...]:
-        """Every managed value of the model that has a home."""
-        return self._with_homes(self._graphs, self.placement)
-
-    @property
     def resident_bytes(self) -> int:
         """The bytes of all managed values whose home is the device."""
         return resident_bytes(self.placement, self.values)
-
-    @property
-    def update_target(self) -> Target:
-        """What an update may use: every device home is spoken for."""
-        return target_for(self._update, self.placement, self.values, self.io_target)
 
     def plan_update(self, schedule: Schedule, target: Target) -> Schedule:
         """Return ``schedule``, an update, as the passes plan it."""
@@ -310,8 +304,14 @@ class Planner:
         except ValueError:
             self._states, self._begins_early = before
             raise
-        self.placement, self._graphs, self._plans = chosen.placement, dict(graphs), plans
-        self.seconds = chosen.seconds
+        self._graphs, self._plans = dict(graphs), plans
+        self._settle_for(chosen)
+
+    def _settle_for(self, chosen: Chosen) -> None:
+        """Place everything as ``chosen``; what updates ask for time and again is found once."""
+        self.placement, self.seconds = chosen.placement, chosen.seconds
+        self.values = self._with_homes(self._graphs, self.placement)
+        self.update_target = target_for(self._update, self.placement, self.values, self.io_target)
 
     def _plan(self, captured: Schedule, by: Chosen) -> GraphPlan:
         values = self._with_homes(by.graphs, by.placement)
