@@ -15,7 +15,7 @@ from zcompile.runtime.build import LIBRARY, SOURCES, expected_build_id
 NATIVE_VARIABLE = "ZINF_NATIVE"
 """The environment variable that, set to 0, does without the native library."""
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 """The version of ``zinf.h`` that the declarations in this package are for."""
 
 _REBUILD = "run python -m zcompile.runtime.build"
@@ -57,6 +57,14 @@ class Native:
         function.argtypes = list(arguments)
         function.restype = result
         return function
+
+    def locked(self, name: str, arguments: Sequence[Any], result: Any = ctypes.c_int32) -> Any:
+        """Return the function ``name`` for calls that keep other Python threads waiting.
+
+        For those that work on Python's objects.  An error of Python's that is left behind by what
+        they call is raised.
+        """
+        return ctypes.PYFUNCTYPE(result, *arguments)((name, self._library))
 
     def check(self, code: int) -> int:
         """Return ``code`` unless it is an error; raise ``NativeError`` if it is."""

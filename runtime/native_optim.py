@@ -1,17 +1,16 @@
 """Fused optimizers in the native library: one pass over memory updates many tensors.
 
-``Formula`` says what all tensors of a call share, ``Item`` what each of them brings along, and
-``Optimizers.step`` updates them.  ``optim_formulas`` makes formulas from the usual options.
+``Formula`` says what all tensors of a call share, ``optim_batch.Item`` what each of them brings
+along, and ``Optimizers.step`` updates them.  ``optim_formulas`` makes formulas from the usual
+options.
 Docs: ``docs/native_optimizers.md``.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +18,9 @@ import torch
 from torch import Tensor
 
 from zcompile.runtime.native import Native
+from zcompile.runtime.optim_batch import BLOCK, MAX_STATES, Batch
 from zcompile.runtime.pool import Pool
 
-BLOCK = 256
-"""Elements of an 8-bit state that share a scale; also where such tensors may be cut."""
-
-MAX_STATES = 3
 BEST_ISA = -1
 
 
@@ -54,22 +50,6 @@ class Flag(IntFlag):
     STOCHASTIC = 512
     ROUND_TWICE = 1024
     FOLLOW = 2048
-
-
-class _Type(IntEnum):
-    NONE = 0
-    FP32 = 1
-    BF16 = 2
-    FP16 = 3
-    Q8 = 4
-
-
-_TYPES = {
-    torch.float32: _Type.FP32,
-    torch.bfloat16: _Type.BF16,
-    torch.float16: _Type.FP16,
-    torch.uint8: _Type.Q8,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,31 +95,6 @@ class Formula:
         return replace(self, flags=self.flags | flags)
 
 
-@dataclass(slots=True)
-class Item:
-    """One tensor, or a piece of one: flat, dense tensors of ``param.numel()`` elements.
-
-    ``states`` are in the order of ``zinf_optim.h``; ``None`` where the kind has a gap.  A state
-    of ``uint8`` holds codes; its ``scales`` has one fp32 number for each ``BLOCK`` of them.
-    ``out`` receives the parameter in its own, shorter type; with ``Flag.FOLLOW`` the parameter
-    first takes each element of ``out`` that is not its own, rounded.  ``first`` is the index of
-    the first element within the whole tensor, ``whole_vectors`` how many elements here come
-    before those that torch's fused kernels compute in their scalar loop, ``None`` for all.
-    ``stream`` tells tensors apart for the random numbers.
-    """
-
-    param: Tensor
-    grad: Tensor
-    states: Sequence[Tensor | None] = ()
-    step_size: float = 0.0
-    denom_divisor: float = 1.0
-    scales: Sequence[Tensor | None] = ()
-    out: Tensor | None = None
-    first: int = 0
-    whole_vectors: int | None = None
-    stream: int = 0
-
-
 class _Call(ctypes.Structure):
     """``zinf_optim_call``."""
 
@@ -171,71 +126,6 @@ class _Call(ctypes.Structure):
     )
 
 
-ROW = np.dtype(
-    [
-        ("param", "u8"),
-        ("grad", "u8"),
-        ("state", "u8", (MAX_STATES,)),
-        ("scale", "u8", (MAX_STATES,)),
-        ("out", "u8"),
-        ("numel", "i8"),
-        ("first", "i8"),
-        ("whole_vectors", "i8"),
-        ("stream", "u4"),
-        ("step_size", "f4"),
-        ("denom_divisor", "f4"),
-        ("reserved", "u4"),
-    ]
-)
-"""``zinf_optim_tensor``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Tensors as the library takes them; keeps them alive.  Good for any number of calls."""
-
-    rows: npt.NDArray[Any]
-    types: tuple[_Type, _Type, tuple[_Type, ...], _Type]
-    items: tuple[Item, ...] = field(repr=False)
-
-    def set_step_sizes(self, step_sizes: Sequence[float], divisors: Sequence[float]) -> None:
-        """Give each tensor its step size and the divisor of its denominator."""
-        self.rows["step_size"] = step_sizes
-        self.rows["denom_divisor"] = divisors
-
-
-def batch(items: Sequence[Item]) -> Batch:
-    """Check ``items``, all of the same types, and write down where they are.
-
-    Raises ``ValueError`` for tensors that the kernels cannot work on.
-    """
-    if not items:
-        raise ValueError("items is empty: give at least one tensor to update")
-    types = _types_of(items[0])
-    num_states = len(types[2])
-    if any(len(item.states) != num_states for item in items):
-        raise ValueError("the items of one call differ in their states: make a call for each")
-    rows = np.zeros(len(items), ROW)
-    numels = [item.param.numel() for item in items]
-    rows["numel"] = numels
-    rows["param"] = _column([item.param for item in items], numels)
-    rows["grad"] = _column([item.grad for item in items], numels)
-    rows["out"] = _column([item.out for item in items], numels)
-    for slot in range(num_states):
-        rows["state"][:, slot] = _column([item.states[slot] for item in items], numels)
-        if types[2][slot] is _Type.Q8:
-            rows["scale"][:, slot] = [_scale(item, slot) for item in items]
-    rows["first"] = [item.first for item in items]
-    rows["whole_vectors"] = [
-        numel if item.whole_vectors is None else item.whole_vectors
-        for item, numel in zip(items, numels, strict=True)
-    ]
-    rows["stream"] = [item.stream for item in items]
-    rows["step_size"] = [item.step_size for item in items]
-    rows["denom_divisor"] = [item.denom_divisor for item in items]
-    return Batch(rows, types, tuple(items))
-
-
 class Optimizers:
     """The fused optimizers of one loaded library."""
 
@@ -254,6 +144,7 @@ class Optimizers:
         finite.  ``isa`` picks kernels, as ``Native.isas`` numbers them.  Raises ``NativeError``
         if states and flags do not fit together.
         """
+        of.read_again()
         call = call_of(formula, of, isa)
         handle = None if pool is None else pool.handle
         address = of.rows.ctypes.data
@@ -264,6 +155,7 @@ class Optimizers:
     ) -> npt.NDArray[np.float64]:
         """Return the sum of squares of each gradient in ``of``, whatever the threads."""
         sums = np.empty(len(of.rows))
+        of.read_again()
         call = call_of(Formula(Kind.SGD), of, isa)
         handle = None if pool is None else pool.handle
         address = of.rows.ctypes.data
@@ -295,55 +187,3 @@ def call_of(formula: Formula, of: Batch, isa: int = BEST_ISA) -> _Call:
         call.roots, call.roots_mode = formula.roots.address, formula.roots.mode
         call.set_roots_threads = formula.roots.set_threads or None
     return call
-
-
-def _type_of(tensor: Tensor | None) -> _Type:
-    return _Type.NONE if tensor is None else _TYPES.get(tensor.dtype, _Type.NONE)
-
-
-def _types_of(item: Item) -> tuple[_Type, _Type, tuple[_Type, ...], _Type]:
-    states = tuple(_type_of(state) for state in item.states)
-    return _type_of(item.param), _type_of(item.grad), states, _type_of(item.out)
-
-
-def _column(tensors: Sequence[Tensor | None], numels: Sequence[int]) -> list[int]:
-    """Return the addresses of one tensor of each item; ``None`` is 0.
-
-    Raises ``ValueError`` unless all lie flat in ordinary memory and are of one type.
-    """
-    there = [tensor for tensor in tensors if tensor is not None]
-    if not there:
-        return [0] * len(tensors)
-    dtypes = {tensor.dtype for tensor in there}
-    if len(there) != len(tensors) or len(dtypes) != 1:
-        raise ValueError("the items of one call differ in their types: make a call for each")
-    flat = all(tensor.is_cpu and tensor.is_contiguous() for tensor in there)
-    if not flat or not dtypes <= _TYPES.keys() or [each.numel() for each in there] != numels:
-        for tensor, numel in zip(there, numels, strict=True):
-            _check(tensor, numel)
-    return [tensor.data_ptr() for tensor in there]
-
-
-def _check(tensor: Tensor, numel: int) -> None:
-    lies_flat = tensor.is_cpu and tensor.is_contiguous() and tensor.numel() == numel
-    if not lies_flat or tensor.dtype not in _TYPES:
-        raise ValueError(
-            f"a tensor of {tensor.dtype}, shape {tuple(tensor.shape)} on {tensor.device}: give "
-            f"contiguous tensors of {numel} elements in fp32, bf16, fp16 (or uint8 for a state) "
-            "on the cpu"
-        )
-
-
-def _scale(item: Item, slot: int) -> int:
-    """Return the address of the scales of a state in 8 bits."""
-    scale = item.scales[slot] if slot < len(item.scales) else None
-    if (
-        scale is None
-        or scale.dtype is not torch.float32
-        or not scale.is_contiguous()
-        or scale.numel() * BLOCK < item.param.numel()
-    ):
-        raise ValueError(
-            f"state {slot} is in 8 bits: its scales need one fp32 number for each {BLOCK} elements"
-        )
-    return scale.data_ptr()

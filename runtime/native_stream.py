@@ -18,7 +18,8 @@ from zcompile.runtime.native import Native
 from zcompile.runtime.native_io import File as CFile
 from zcompile.runtime.native_io import FilePair, IOChannel, IOResult, NativeIO
 from zcompile.runtime.native_io import Result as CResult
-from zcompile.runtime.native_optim import ROW, Batch, Formula, call_of
+from zcompile.runtime.native_optim import Formula, call_of
+from zcompile.runtime.optim_batch import ROW, Batch
 from zcompile.runtime.pool import Pool
 
 TIMED_OUT = 110

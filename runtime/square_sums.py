@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from zcompile.runtime.native import Native, load
-from zcompile.runtime.native_optim import Item, Optimizers, batch
+from zcompile.runtime.native_optim import Optimizers
+from zcompile.runtime.optim_batch import Item, batch
 
 CHUNK_NUMEL = 32768
 LANES = 16

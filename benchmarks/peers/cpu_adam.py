@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-from zcompile.runtime.native_optim import Item
+from zcompile.runtime.optim_batch import Item
 
 
 def is_here() -> bool:

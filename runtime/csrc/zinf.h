@@ -16,7 +16,7 @@ extern "C" {
 #define ZINF_API __attribute__((visibility("default")))
 
 // Goes up when a function or structure below changes in a way that callers notice.
-#define ZINF_ABI_VERSION 4
+#define ZINF_ABI_VERSION 5
 
 // ---- the library ------------------------------------------------------------------------------
 

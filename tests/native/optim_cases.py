@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zcompile.runtime.native_optim import Flag, Formula, Item
+from zcompile.runtime.native_optim import Flag, Formula
+from zcompile.runtime.optim_batch import Item
 from zcompile.runtime.optim_formulas import Adagrad, Adam, Lion, RmsProp, Sgd
 
 Options = Adam | Sgd | Adagrad | RmsProp | Lion

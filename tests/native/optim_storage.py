@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from zcompile.runtime.native_optim import BLOCK
+from zcompile.runtime.optim_batch import BLOCK
 
 F32 = npt.NDArray[np.float32]
 U32 = npt.NDArray[np.uint32]

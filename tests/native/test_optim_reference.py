@@ -14,7 +14,8 @@ from hypothesis.extra import numpy as hnp
 from tests.native.optim_cases import FLAGS, STEP, Options, State, all_options, different, item, made
 from tests.native.optim_reference import Reference, fused_multiply_add
 from zcompile.runtime.native import Native
-from zcompile.runtime.native_optim import Flag, Optimizers, batch
+from zcompile.runtime.native_optim import Flag, Optimizers
+from zcompile.runtime.optim_batch import batch
 
 OPTIONS = all_options()
 

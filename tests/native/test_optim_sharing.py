@@ -18,7 +18,8 @@ from torch import Tensor
 
 from tests.native.optim_cases import State, item, made
 from zcompile.runtime.native import Native, NativeError
-from zcompile.runtime.native_optim import BLOCK, Flag, Formula, Item, Optimizers, batch, new_state
+from zcompile.runtime.native_optim import Flag, Formula, Optimizers, new_state
+from zcompile.runtime.optim_batch import BLOCK, Item, batch
 from zcompile.runtime.optim_formulas import Adam, Sgd
 from zcompile.runtime.pool import Pool
 from zcompile.runtime.square_roots import mkl_roots
@@ -220,7 +221,8 @@ from dataclasses import replace
 import torch
 from tests.native.optim_cases import item, made
 from zcompile.runtime.native import load
-from zcompile.runtime.native_optim import Optimizers, batch
+from zcompile.runtime.native_optim import Optimizers
+from zcompile.runtime.optim_batch import batch
 from zcompile.runtime.optim_formulas import Adam
 from zcompile.runtime.square_roots import mkl_roots
 from zcompile.runtime.pool import Pool

@@ -14,7 +14,8 @@ import torch
 from tests.native.optim_cases import FLAGS, Options, all_options, different, item, made
 from tests.native.optim_stock import stock_step
 from zcompile.runtime.native import Native
-from zcompile.runtime.native_optim import Flag, Optimizers, batch
+from zcompile.runtime.native_optim import Flag, Optimizers
+from zcompile.runtime.optim_batch import batch
 from zcompile.runtime.optim_formulas import Adam, Lion, Sgd
 from zcompile.runtime.square_roots import mkl_roots
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from tests.native.optim_cases import State, different, item, made
 from tests.native.optim_storage import decoded, encoded, grid, philox, random_bits, to_bf16
 from zcompile.runtime.native import Native, NativeError
-from zcompile.runtime.native_optim import BLOCK, Flag, Item, Optimizers, batch, new_state
+from zcompile.runtime.native_optim import Flag, Optimizers, new_state
+from zcompile.runtime.optim_batch import BLOCK, Item, batch
 from zcompile.runtime.optim_formulas import Adam, Lion, Sgd
 
 ADAM = Adam(1.37e-2, weight_decay=0.013, decoupled=True, amsgrad=True)

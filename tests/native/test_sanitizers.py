@@ -9,7 +9,7 @@ import pytest
 
 from zcompile.runtime.build import SOURCES, Recipe, compile_all, native_recipe
 
-DRIVERS = ("sanitize.cpp", "sanitize_optim.cpp", "sanitize_stream.cpp")
+DRIVERS = ("sanitize.cpp", "sanitize_optim.cpp", "sanitize_stream.cpp", "sanitize_tensors.cpp")
 FLAGS = ("-std=c++20", "-O1", "-g", "-pthread", "-fno-omit-frame-pointer", "-ffp-contract=off")
 
 

@@ -18,7 +18,6 @@ from tests.native.files import PAGE, SECONDS, Memory, engine, opened
 from tests.native.test_io import kind_of
 from zcompile.runtime.native import Native, NativeError
 from zcompile.runtime.native_io import FilePair, IOCall, IOChannel, NativeIO
-from zcompile.runtime.native_optim import Item, batch
 from zcompile.runtime.native_stream import (
     NativeStream,
     Program,
@@ -27,6 +26,7 @@ from zcompile.runtime.native_stream import (
     StepKind,
     UpdateCall,
 )
+from zcompile.runtime.optim_batch import Item, batch
 from zcompile.runtime.optim_formulas import Sgd
 
 NUM_PAGES = 32

@@ -13,7 +13,8 @@ from zcompile.bench.effort import Effort
 from zcompile.bench.figure import Figure, Scale, Unit, figures_of
 from zcompile.bench.sampling import alternate, computing_with, timed
 from zcompile.runtime.native import Native, load
-from zcompile.runtime.native_optim import Item, Optimizers, batch
+from zcompile.runtime.native_optim import Optimizers
+from zcompile.runtime.optim_batch import Item, batch
 from zcompile.runtime.optim_formulas import Adam
 from zcompile.runtime.pool import Pool
 

@@ -21,16 +21,8 @@ from zcompile.optim.rule import Group, Operands, Options, Rule, Scaling
 from zcompile.optim.storage import Storage
 from zcompile.precision import SCALE, Precision
 from zcompile.runtime.native import Absent, Native, load
-from zcompile.runtime.native_optim import (
-    Batch,
-    Flag,
-    Formula,
-    Item,
-    Kind,
-    Optimizers,
-    Roots,
-    batch,
-)
+from zcompile.runtime.native_optim import Flag, Formula, Kind, Optimizers, Roots
+from zcompile.runtime.optim_batch import Batch, Item, batch
 from zcompile.runtime.optim_formulas import Adam
 from zcompile.runtime.pool import Pool
 from zcompile.runtime.square_roots import mkl_roots

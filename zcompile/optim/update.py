@@ -29,8 +29,9 @@ from zcompile.runtime.binding import Binding
 from zcompile.runtime.executor import UpdatingExecutor, execute
 from zcompile.runtime.libc import return_freed_memory
 from zcompile.runtime.machine import Machine
-from zcompile.runtime.native_optim import Batch, Formula
+from zcompile.runtime.native_optim import Formula
 from zcompile.runtime.native_stream import UpdateCall
+from zcompile.runtime.optim_batch import Batch
 from zcompile.runtime.pool import Pool
 
 Kernel = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
