@@ -7,7 +7,7 @@ parameter and state of what is trained, parameter by parameter, in pieces where 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zcompile.ir import (
     KERNELS,
@@ -191,4 +191,5 @@ def _bundles(values: Sequence[Value]) -> dict[str, list[Value]]:
 
 def _piece(value: Value, piece: int, count: int) -> Value:
     first, end = value.nbytes * piece // count, value.nbytes * (piece + 1) // count
-    return replace(value, name=f"{value.name}[{piece}]", nbytes=end - first)
+    name = f"{value.name}[{piece}]"
+    return Value(name, end - first, value.role, value.home, value.held)

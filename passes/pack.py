@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from zcompile.ir import Fetch, Release, Schedule, Step, Target, page_aligned
 from zcompile.passes.base import OFFLOADED, PACKED, STREAMED
@@ -54,8 +54,7 @@ class Pack:
         return replace(schedule, steps=tuple(steps), arena_bytes=best.nbytes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
+class _Slot(NamedTuple):
     """One copy: its size, and how long it is held."""
 
     nbytes: int

@@ -118,7 +118,9 @@ def with_homes(schedule: Schedule, homes: Mapping[str, Tier]) -> Schedule:
             return value
         home = homes.get(value.name, value.home)
         held = home is Tier.DEVICE if value.role in MANAGED_ROLES else value.held
-        return replace(value, home=home, held=held)
+        if home is value.home and held == value.held:
+            return value
+        return Value(value.name, value.nbytes, value.role, home, held)
 
     return replace(schedule, values=tuple(map(settle, schedule.values)))
 

@@ -97,13 +97,13 @@ def _run(schedule: Schedule, kernel_seconds: KernelSeconds, clock: Clock) -> Sim
         before = clock.now
         alone_s = 0.0
         match step:
-            case Fetch() | Offload():
-                copies[step.ticket] = clock.ask(channel_of(step), step.value, nbytes[step.value])
             case Wait():
                 clock.wait(copies[step.ticket])
             case Release():
                 if step.after is not None:
                     clock.wait(copies[step.after])
+            case Fetch() | Offload():
+                copies[step.ticket] = clock.ask(channel_of(step), step.value, nbytes[step.value])
             case _:
                 alone_s = seconds_of(schedule, step, kernel_seconds)
                 clock.run(UPDATE if isinstance(step, Update) else COMPUTE, alone_s)

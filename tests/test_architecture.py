@@ -37,7 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "symbolic": set(),
     "machines": {"ir"},
     "timing": {"ir", "options", "passes", "machines"},
-    "choosing": {"ir", "passes", "timing"},
+    "collector": set(),
+    "choosing": {"ir", "passes", "timing", "collector"},
     "graph_plan": {"ir", "passes"},
     "refusals": {"ir", "errors", "options", "passes"},
     "planner": {
@@ -51,7 +52,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "graphs": {"ir", "passes", "bridge", "graph_plan", "runtime"},
     "emitting": {"ir", "passes", "errors", "runtime", "bridge", "graph_plan", "graphs", "planner"},
     "buckets": {"errors", "bridge"},
-    "collector": set(),
     "hooks": set(),
     "gradients": {"hooks", "ir", "bridge", "runtime"},
     "opening": {"options", "runtime"},

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from zcompile.collector import sparing_the_collector
 from zcompile.ir import Cost, Role, Schedule, Target, Tier, Value
 from zcompile.passes.fastest import Model, choose, in_order, seconds_of
 from zcompile.passes.pins import Pin, pin_of
@@ -239,7 +240,8 @@ class Choosing:
             placement = Placement(found.homes, (*found.verdicts, *verdicts))
             return Chosen(placement, graphs)
         model = self._model(graphs, question.room, question.states, question.early_bytes)
-        choice = choose(model, question.target, self._timing.pipelines(self._pipeline))
+        with sparing_the_collector():
+            choice = choose(model, question.target, self._timing.pipelines(self._pipeline))
         best = choice.best
         placement = Placement(best.placement.homes, (*choice.verdicts, *verdicts))
         return Chosen(placement, graphs, best.plans, best.seconds, question.early_bytes > 0)

@@ -1,9 +1,10 @@
-"""Let Python's garbage collector run less often while a graph is compiled.
+"""Let Python's garbage collector run less often while a graph is compiled, or a plan is chosen.
 
 A graph of thousands of operations is hundreds of thousands of objects, and tracing, splitting
 and cutting it make many more.  The collector goes over all of them again and again and finds
 next to nothing: for a deep model that was a quarter of the time after tracing.  While a
-compilation runs it waits for more new objects before it looks.
+compilation runs it waits for more new objects before it looks.  So it does while plans are made
+and compared: those of 100,000 kernels are millions of steps, and took 1.4 times as long with it.
 
 Setting objects aside (``gc.freeze``) would spare it more, and did: but what comes back from there
 counts as old, and cycles that a compilation leaves behind would then outlive the collection of

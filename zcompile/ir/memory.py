@@ -42,6 +42,7 @@ class _Device:
 
     def __init__(self, schedule: Schedule) -> None:
         self._nbytes = {value.name: value.nbytes for value in schedule.values}
+        self._slot_bytes = {name: page_aligned(each) for name, each in self._nbytes.items()}
         device = {value.name for value in schedule.values if value.home is Tier.DEVICE}
         kept = {value.name for value in schedule.values if value.held} | set(schedule.outputs)
         self._dying: dict[int, list[str]] = {}
@@ -71,22 +72,22 @@ class _Device:
 
     def take(self, at: int, step: Step) -> int:
         """Take ``step``, the one at ``at``; return the most ordinary bytes held meanwhile."""
-        if isinstance(step, KERNELS):
-            return self.run(at, step)
         if isinstance(step, Fetch):
             self.fetch(step.value)
         elif isinstance(step, Release):
             self.release(step.value)
+        elif isinstance(step, KERNELS):
+            return self.run(at, step)
         return self.ordinary
 
     def fetch(self, value: str) -> None:
         self._fetched.add(value)
-        self.arena += page_aligned(self._nbytes[value])
+        self.arena += self._slot_bytes[value]
 
     def release(self, value: str) -> None:
         if value in self._fetched:
             self._fetched.remove(value)
-            self.arena -= page_aligned(self._nbytes[value])
+            self.arena -= self._slot_bytes[value]
         else:
             self._ordinary.remove(value)
             self.ordinary -= self._nbytes[value]

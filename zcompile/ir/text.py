@@ -55,11 +55,11 @@ def is_name(text: str) -> bool:
 
 def unfit_names(names: Iterable[str]) -> list[str]:
     """Return those of ``names`` that `is_name` does not accept, in order."""
-    found = sorted(names)
+    found = list(names)
     # All at once first: a plan has thousands of names, and they nearly always fit.
     if _FIT_LINES.fullmatch("\n".join(found)):
         return []
-    return [name for name in found if not is_name(name)]
+    return [name for name in sorted(found) if not is_name(name)]
 
 
 def _names(names: Iterable[str]) -> str:

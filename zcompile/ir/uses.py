@@ -9,6 +9,7 @@ from zcompile.ir.schedule import KERNELS, Compute, Kernel, Role, Schedule
 GIVEN_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.INPUT})
 """Roles whose values always exist before the first step: a kernel changes them in place."""
 
+_PERHAPS_GIVEN_ROLES = frozenset(Role) - GIVEN_ROLES - {Role.INTERMEDIATE}
 
 SEPARATOR = "/"
 """Stands between a forward graph and what is its own, where that is named in a backward one."""
@@ -39,7 +40,7 @@ def kernel_name(kernel: Kernel) -> str:
 
 def operands(kernel: Kernel) -> tuple[str, ...]:
     """Return every value that ``kernel`` touches, once each: reads first, then writes."""
-    return tuple(dict.fromkeys((*kernel.reads, *kernel.writes)))
+    return tuple(dict.fromkeys(kernel.reads + kernel.writes))
 
 
 def given(schedule: Schedule) -> frozenset[str]:
@@ -48,17 +49,21 @@ def given(schedule: Schedule) -> frozenset[str]:
     An intermediate is never given.  An activation or a gradient is, unless a kernel makes
     it: writes it before any kernel reads it.  Every other value always is.
     """
-    untouched = {value.name for value in schedule.values if value.role not in GIVEN_ROLES}
     made = {value.name for value in schedule.values if value.role is Role.INTERMEDIATE}
+    untouched = {value.name for value in schedule.values if value.role in _PERHAPS_GIVEN_ROLES}
     for step in schedule.steps:
         if not isinstance(step, KERNELS):
             continue
+        if not untouched:
+            break
         untouched.difference_update(step.reads)
+        if not step.writes:
+            continue
         # What an update writes it changes in place, so it was there.
         if isinstance(step, Compute):
             made.update(untouched.intersection(step.writes))
         untouched.difference_update(step.writes)
-    return frozenset(value.name for value in schedule.values if value.name not in made)
+    return frozenset([value.name for value in schedule.values]).difference(made)
 
 
 def last_touch(schedule: Schedule) -> Mapping[str, int]:

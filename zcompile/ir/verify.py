@@ -57,14 +57,15 @@ def _check_values(schedule: Schedule) -> None:
 
 def _check_names(schedule: Schedule) -> None:
     known = {value.name for value in schedule.values}
-    kernels = {kernel_name(step) for step in schedule.steps if isinstance(step, KERNELS)}
+    kernels: set[str] = set()
     for at, step in enumerate(schedule.steps):
         if not isinstance(step, KERNELS):
+            if step.value in known:
+                continue
             used: tuple[str, ...] = (step.value,)
-        elif step.writes:
-            used = step.reads + step.writes
         else:
-            used = step.reads
+            kernels.add(kernel_name(step))
+            used = step.reads + step.writes
         if not known.issuperset(used):
             name = next(each for each in used if each not in known)
             raise ScheduleError(schedule, Rule.FORM, f"there is no value %{name}", at)
@@ -97,7 +98,7 @@ def strip(schedule: Schedule) -> Schedule:
 
 def _check_kernels(schedule: Schedule, captured: Schedule) -> None:
     """Compare with what was captured, or with that and what a pass has let run again."""
-    if not any(map(_is_again, captured.steps)) and any(map(_is_again, schedule.steps)):
+    if _runs_again(schedule) and not _runs_again(captured):
         _check_again(schedule, captured)
         schedule = without_again(schedule, captured)
     ours, theirs = _kernels(schedule), _kernels(captured)
@@ -146,6 +147,10 @@ def _check_again(schedule: Schedule, captured: Schedule) -> None:
 
 def _is_again(step: Step) -> bool:
     return isinstance(step, Compute) and step.again
+
+
+def _runs_again(schedule: Schedule) -> bool:
+    return any(step.again for step in schedule.steps if isinstance(step, Compute))
 
 
 def without_again(schedule: Schedule, captured: Schedule) -> Schedule:

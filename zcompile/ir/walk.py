@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any
 
 from zcompile.ir.rules import Rule, ScheduleError
 from zcompile.ir.schedule import (
@@ -16,12 +16,15 @@ from zcompile.ir.schedule import (
     Offload,
     Release,
     Schedule,
+    Step,
     Tier,
     Update,
     Wait,
     page_aligned,
 )
-from zcompile.ir.uses import given, operands
+from zcompile.ir.uses import given
+
+_NONE = frozenset[str]()
 
 
 @dataclass(slots=True)
@@ -78,6 +81,7 @@ class Walk:
         self._schedule = schedule
         self._rules = rules
         self._values = {value.name: value for value in schedule.values}
+        self._away = {each.name for each in schedule.values if each.home is not Tier.DEVICE}
         self._given = given(schedule)
         self._at = 0
         self._made: set[str] = set()
@@ -89,21 +93,18 @@ class Walk:
         self._arena = _Arena(schedule.arena_bytes)
 
     def run(self) -> None:
+        # By type: a plan has hundreds of thousands of steps, and is walked after every pass.
+        take: dict[type[Step], Callable[[Any], None]] = {
+            Compute: self._kernel,
+            Update: self._kernel,
+            Fetch: self._fetch,
+            Wait: self._wait,
+            Offload: self._offload,
+            Release: self._release,
+        }
         for at, step in enumerate(self._schedule.steps):
             self._at = at
-            match step:
-                case Compute() | Update():
-                    self._kernel(step)
-                case Fetch():
-                    self._fetch(step)
-                case Wait():
-                    self._wait(step)
-                case Offload():
-                    self._offload(step)
-                case Release():
-                    self._release(step)
-                case _:
-                    assert_never(step)
+            take[type(step)](step)
         self._end()
 
     def _fail(self, rule: Rule, why: str) -> None:
@@ -112,8 +113,10 @@ class Walk:
 
     def _kernel(self, step: Kernel) -> None:
         # An update changes in place, so what it writes must be there already.
-        made = self._new(step) if isinstance(step, Compute) else set[str]()
-        for name in operands(step):
+        made = self._new(step) if step.writes and isinstance(step, Compute) else _NONE
+        for name in step.reads:
+            self._touch(name)
+        for name in step.writes:
             if name not in made:
                 self._touch(name)
         for name in step.writes:
@@ -127,11 +130,8 @@ class Walk:
             if name not in self._given and name not in self._copies and name not in step.reads
         }
 
-    def _away(self, name: str) -> bool:
-        return self._values[name].home is not Tier.DEVICE
-
     def _touch(self, name: str) -> None:
-        if not self._away(name):
+        if name not in self._away:
             if name not in self._given and name not in self._made:
                 self._fail(Rule.RESIDENT, f"touches %{name} before it is made")
             return
@@ -143,7 +143,7 @@ class Walk:
 
     def _write(self, name: str, *, new: bool) -> None:
         self._made.add(name)
-        if not self._away(name):
+        if name not in self._away:
             return
         if new:
             self._copies[name] = _Copy(fetched_by=None, landed=True, newer=True)
