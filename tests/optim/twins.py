@@ -31,9 +31,15 @@ def params_of(optimizer: Optimizer) -> list[Parameter]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
+def order_of(optimizer: Optimizer) -> list[int]:
+    """Return the numbers of the parameters that have states, in the order of their states."""
+    numbers = {id(each): at for at, each in enumerate(params_of(optimizer))}
+    return [numbers[id(each)] for each in optimizer.state]
+
+
 def check_states(ours: Optimizer, plain: Optimizer) -> None:
-    """Check that both optimizers hold the same states with the same bits."""
-    assert len(ours.state) == len(plain.state)
+    """Check that both optimizers hold the same states in the same order, with the same bits."""
+    assert order_of(ours) == order_of(plain)
     for at, (mine, theirs) in enumerate(zip(params_of(ours), params_of(plain), strict=True)):
         assert list(ours.state.get(mine, {})) == list(plain.state.get(theirs, {}))
         for kind, value in plain.state.get(theirs, {}).items():

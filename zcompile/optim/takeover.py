@@ -60,6 +60,7 @@ class _Sighting:
     handles: tuple[RemovableHandle, ...]
     memo: Memo = field(default_factory=Memo)
     last_hook: RemovableHandle | None = None
+    num_states: int = 0
     warned: bool = False
 
 
@@ -110,6 +111,7 @@ class Takeover:
         if host is None or not holds_managed(optimizer, host):
             return
         sighting = self._sighting(optimizer)
+        sighting.num_states = len(optimizer.state)
         brought = _bring_home(optimizer, host)
         if rule_of(optimizer) is None:
             check_all_updated(optimizer, None, host, ())
@@ -140,6 +142,7 @@ class Takeover:
         host = self._host()
         if host is None or not holds_managed(optimizer, host):
             return
+        _put_in_order(optimizer, self._sighting(optimizer).num_states)
         try:
             brought = _bring_home(optimizer, host)
         except StorageError as error:
@@ -247,6 +250,21 @@ def _settle(optimizer: Optimizer, host: Host, done: Collection[int] = ()) -> Non
         for param in group["params"]:
             if param.grad is not None and id(param) not in done:
                 host.machine.facts.settle(param.grad)
+
+
+def _put_in_order(optimizer: Optimizer, num_old: int) -> None:
+    """Put the states of a step's newcomers in the order in which torch would have made them.
+
+    Those of parameters that are left to torch come last otherwise.  State dicts have that order.
+    """
+    states = optimizer.state
+    new = {id(each) for each in list(states)[num_old:]}
+    if not new:
+        return
+    params = [each for group in optimizer.param_groups for each in group["params"]]
+    for each in params:
+        if id(each) in new:
+            states[each] = states.pop(each)
 
 
 def _without(optimizer: Optimizer, done: set[int]) -> Optimizer:
