@@ -8,10 +8,8 @@ so no schema or fake kernel is needed (``docs/decisions/0002-ops-are-functions.m
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from zcompile.ir import Tier
@@ -36,30 +34,6 @@ def offload(run: Executor, ticket: int, value: str, dst: str, tensor: Tensor) ->
 def release(run: Executor, value: str, after: int | None) -> None:
     """Free the device copy of ``value`` once offload ``after`` has landed."""
     run.release(value, after)
-
-
-def leave_autocast() -> bool:
-    """Turn autocast off, as it is while forward's own graph runs; say whether it was on."""
-    was_on = torch.is_autocast_enabled("cpu")
-    if was_on:
-        torch.set_autocast_enabled("cpu", False)
-    return was_on
-
-
-def restore_autocast(was_on: bool) -> None:
-    """Turn autocast on again if it ``was_on``."""
-    if was_on:
-        torch.set_autocast_enabled("cpu", True)
-
-
-@contextmanager
-def keeping_autocast() -> Generator[None, None, None]:
-    """Leave autocast as it was, also after an error between the two."""
-    was_on = torch.is_autocast_enabled("cpu")
-    try:
-        yield
-    finally:
-        restore_autocast(was_on)
 
 
 def restride(base: Tensor, shape: Sequence[int], stride: Sequence[int], shift: int) -> Tensor:

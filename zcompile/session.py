@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from zcompile.bridge import torch_private
 from zcompile.bridge.capture import gradient_name
 from zcompile.bridge.emit import Emitted
 from zcompile.bridge.inductor import SegmentCompiler
@@ -45,7 +46,6 @@ from zcompile.runtime.handles import Handles, Kept
 from zcompile.runtime.homes import Homes
 from zcompile.runtime.ledger import Ledger, Snapshot
 from zcompile.runtime.machine import Machine, MakeExecutor
-from zcompile.runtime.ops import keeping_autocast
 
 MAX_ITERATIONS = 1000
 """How many iterations a session remembers for its statistics."""
@@ -156,7 +156,7 @@ class Session:
             args += kept.further(emitted.further)
         machine = self.machine if needs_machine else None
         with (
-            nullcontext() if kept is None else keeping_autocast(),
+            torch_private.outside_autocast(),
             nullcontext() if machine is None else machine.executing(schedule, bindings) as executor,
             # What a graph holds besides homes, arena and I/O buffers.
             self.ledger.holding(Tier.DEVICE, planned.passing_bytes),

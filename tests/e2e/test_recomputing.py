@@ -148,22 +148,22 @@ def test_plans_change_between_forward_and_backward() -> None:
     assert dropped(session) == after
 
 
-def test_autocast_around_backward_only(swap_dir: Path) -> None:
-    """Forward's segments run as they ran in forward: outside of autocast."""
-    del swap_dir
+@pytest.mark.parametrize("way", ["never", "always"])
+def test_autocast_around_backward_only(way: str) -> None:
+    """A graph holds its casts: it runs as it was traced, and so do forward's segments in it."""
 
-    def run(model: nn.Module, call: Callable[[Tensor], Any]) -> list[Tensor]:
-        loss = call(batch(0)).square().mean()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+    def run(model: nn.Module, call: Callable[[Tensor], Any], *, around: bool) -> list[Tensor]:
+        loss = call(batch(0)[None]).square().mean()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around):
             loss.backward()
-            assert torch.is_autocast_enabled("cpu")
+            assert torch.is_autocast_enabled("cpu") == around
         return copies(model)
 
-    never = nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, 64))
-    always = copy.deepcopy(never)
-    want = run(never, compiled(never, {**EAGER, "recompute": "never"}))
-    torch.compiler.reset()
-    assert alike(run(always, compiled(always, EAGER)), want)
+    layers = [nn.Linear(WIDTH, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64)]
+    plain = nn.Sequential(*layers)
+    model = copy.deepcopy(plain)
+    got = run(model, compiled(model, {**EAGER, "recompute": way}), around=True)
+    assert alike(got, run(plain, plain, around=False))
 
 
 def test_mixed_precision() -> None:

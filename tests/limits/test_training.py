@@ -244,3 +244,17 @@ def test_default_device(swap_dir: Path) -> None:
         trains(swap_dir)
     finally:
         torch.set_default_device(None)
+
+
+def test_backward_under_autocast_of_a_forward_that_was_not(swap_dir: Path) -> None:
+    """It gives the bits of a backward that PyTorch runs outside, as it wants to be asked to."""
+
+    def script(compile_model: Compile) -> list[Tensor]:
+        model = made(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)))
+        call = compile_model(model)
+        loss = call(x_of()[None]).square().mean()
+        with torch.autocast("cpu", torch.bfloat16, enabled=call is not model):
+            loss.backward()
+        return copies(model)
+
+    check_same(script, swap_dir)

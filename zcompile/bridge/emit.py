@@ -239,9 +239,7 @@ class _Again:
         """Write ``kernel``, and let what it makes stand for the saved values among ``writes``."""
         segment = self._segments[name_in_forward(kernel)]
         compiled = None if self._compiled is None else self._compiled[segment.name]
-        was_on = self._writer.graph.call_function(ops.leave_autocast)
         self.rewriter.run(segment, compiled)
-        self._writer.graph.call_function(ops.restore_autocast, (was_on,))
         for name in writes:
             if name in self._captured.saved:
                 placeholder = self._writer.movable[name]

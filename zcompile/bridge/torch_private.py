@@ -83,6 +83,7 @@ __all__ = [
     "mutated_input_index",
     "original_of",
     "output_descriptors",
+    "outside_autocast",
     "saved_index",
     "source_text",
     "storage_key",
@@ -121,6 +122,16 @@ def backward_outside_autocast() -> Generator[None, None, None]:
     """
     with functorch_config.patch(backward_pass_autocast="off"):
         yield
+
+
+def outside_autocast() -> AbstractContextManager[None]:
+    """Turn autocast off: a captured graph holds all its casts, and is to run as it was traced.
+
+    AOTAutograd turns it off for graphs that it has traced under autocast.  A backward that is
+    called under autocast, while its forward was not, would have operations cast what they are
+    given, and hand on types that no other operation expects and that no plan has counted.
+    """
+    return cast("Any", torch._C)._DisableAutocast()  # type: ignore[no-any-return]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
