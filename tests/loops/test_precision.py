@@ -85,6 +85,31 @@ def test_a_model_of_another_type(dtype: torch.dtype, swap_dir: Path) -> None:
     check_loop(loop, swap_dir)
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+)
+def test_dropout_in_sixteen_bits(dtype: torch.dtype, swap_dir: Path) -> None:
+    """Its scale is no number of these types, and is rounded where eager code rounds it."""
+
+    class Dropping(Layers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(super().forward(x), 0.1)
+
+    def loop(run: Run) -> None:
+        model = Dropping(2)
+        call, optimizer = run.compile(model), adamw(model.parameters())
+        for seed in range(2):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype):
+                loss = square_loss(call, seed)
+            loss.backward()
+            optimizer.step()
+            run.see("loss", loss)
+            run.see_all(model, optimizer)
+
+    check_loop(loop, swap_dir)
+
+
 CONVERSIONS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "to": lambda model: model.to(torch.bfloat16),
     "half": lambda model: model.half(),

@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from zcompile.bridge import inductor, torch_private
+from zcompile.bridge.as_eager import AS_EAGER
 from zcompile.bridge.regions import inline_regions
 
 Compile = Callable[[str, fx.GraphModule, Sequence[Any]], Any]
@@ -28,8 +29,8 @@ def lower(
 ) -> Callable[..., Any]:
     """Take Dynamo's ``module`` through AOTAutograd; return what it makes of it.
 
-    ``eager`` asks for the operations that PyTorch itself runs, otherwise for those that
-    Inductor expects.
+    ``eager`` asks for the operations that PyTorch itself runs, or that have the same bits;
+    otherwise for those that Inductor expects.
     """
     inline_regions(module)
     aot = torch_private.aot_autograd(
@@ -37,7 +38,7 @@ def lower(
         bw_compiler=partial(compile_graph, "backward"),
         inference_compiler=partial(compile_graph, "inference"),
         partition_fn=partition,
-        decompositions=None if eager else inductor.decompositions(),
+        decompositions=dict(AS_EAGER) if eager else inductor.decompositions(),
     )
     outside = torch_private.backward_outside_autocast() if eager else nullcontext()
     with torch_private.lazy_modules(), outside:
