@@ -278,6 +278,7 @@ class _Job:
             graph = Graph(captured, compiled, backward=self._captured.get("backward"))
         if kind == "forward":
             self._forward = graph
+            torch_private.donate_nothing()  # or no call of backward may retain what it has read
         captured.forget_tracing()
         session.announce([graph])
         return Runner(self._backend, session, graph, backward=backward, owned=self._owned)

@@ -156,6 +156,8 @@ class Session:
             args += kept.further(emitted.further)
         machine = self.machine if needs_machine else None
         with (
+            # Graphs hold their casts.  AOTAutograd leaves autocast on for a backward that was
+            # traced without; its types would then be none that was planned or expected.
             torch_private.outside_autocast(),
             nullcontext() if machine is None else machine.executing(schedule, bindings) as executor,
             # What a graph holds besides homes, arena and I/O buffers.

@@ -50,15 +50,19 @@ def test_gradients_that_are_kept_are_not_written_again(swap_dir: Path) -> None:
     check_same(script, swap_dir)
 
 
-def test_a_graph_is_walked_twice(swap_dir: Path) -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_graph_is_walked_twice(first: int, swap_dir: Path) -> None:
+    """Also where the ``first`` such graph comes after others that were walked once."""
+
     def script(compile_model: Compile) -> list[Tensor]:
         model = made(Net)
         call, optimizer, seen = compile_model(model), optimizer_of(model), list[Tensor]()
         for seed in range(2):
             optimizer.zero_grad()
             loss = loss_of(call, seed)
-            loss.backward(retain_graph=True)
-            seen += copies(model, loss)
+            if seed >= first:
+                loss.backward(retain_graph=True)
+                seen += copies(model, loss)
             loss.backward()
             optimizer.step()
             seen += copies(model)

@@ -186,6 +186,27 @@ def test_backward_can_be_traced_outside_autocast() -> None:
     assert [each.meta["val"].dtype for each in sums] == [torch.bfloat16]
 
 
+def test_nothing_saved_is_donated() -> None:
+    torch.compiler.reset()
+
+    def compile_forward(graph: fx.GraphModule, _: list[Any]) -> Any:
+        torch_private.donate_nothing()
+        return _boxed(graph)
+
+    def compile_backward(graph: fx.GraphModule, _: list[Any]) -> Any:
+        return _boxed(graph)
+
+    def backend(module: fx.GraphModule, example_inputs: list[Any]) -> Any:
+        aot = torch_private.aot_autograd(fw_compiler=compile_forward, bw_compiler=compile_backward)
+        return aot(module, example_inputs)
+
+    compiled = torch.compile(Block(8), backend=backend)
+    compiled(torch.randn(2, 8)).sum().backward()
+    loss = compiled(torch.randn(2, 8)).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
 class _Attempts:
     """What Dynamo says of each frame that it is about to compile."""
 

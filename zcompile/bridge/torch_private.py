@@ -63,6 +63,7 @@ __all__ = [
     "compiled_object",
     "content",
     "default_decompositions",
+    "donate_nothing",
     "errors_are_hidden",
     "flop_formula",
     "forced_stance",
@@ -124,13 +125,16 @@ def backward_outside_autocast() -> Generator[None, None, None]:
         yield
 
 
-def outside_autocast() -> AbstractContextManager[None]:
-    """Turn autocast off: a captured graph holds all its casts, and is to run as it was traced.
+def donate_nothing() -> None:
+    """Let AOTAutograd know that backward does not write into what forward has saved."""
+    context = TracingContext.try_get()
+    donated = getattr(context.fw_metadata, "bw_donated_idxs", None) if context else None
+    if donated is not None:
+        donated.clear()  # one list, which AOTAutograd keeps elsewhere too
 
-    AOTAutograd turns it off for graphs that it has traced under autocast.  A backward that is
-    called under autocast, while its forward was not, would have operations cast what they are
-    given, and hand on types that no other operation expects and that no plan has counted.
-    """
+
+def outside_autocast() -> AbstractContextManager[None]:
+    """Turn autocast off, as it is while a graph is traced."""
     return cast("Any", torch._C)._DisableAutocast()  # type: ignore[no-any-return]
 
 
