@@ -11,7 +11,8 @@ from torch import Tensor, fx, nn
 
 from zcompile.bridge.capture import Captured, gradient_name
 from zcompile.bridge.emit import Emitted, Forward, emit
-from zcompile.bridge.sizes import Bindings, SymbolReader, UnknownSize, evaluate, hint
+from zcompile.bridge.sizes import Bindings, UnknownSize, evaluate, hint
+from zcompile.bridge.symbols import SymbolReader
 from zcompile.graph_plan import GraphPlan
 from zcompile.ir import (
     Cost,
@@ -84,7 +85,7 @@ class Graph:
             for at, (node, is_size) in enumerate(zip(placeholders, sized, strict=True))
             if is_size
         }
-        self._symbols = SymbolReader(captured.graph)
+        self._symbols = SymbolReader(captured.graph, saved)
 
     @property
     def name(self) -> str:

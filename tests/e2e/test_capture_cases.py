@@ -114,6 +114,26 @@ def test_larger_shapes_are_planned_anew(swap_dir: Path) -> None:
     assert len(session.planned()) == 2
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_batches_that_are_views_of_more(first: int, swap_dir: Path) -> None:
+    """The bytes of what they are views of are a symbol of their own, which no argument is."""
+
+    def script(compile_model: Compile) -> list[Tensor]:
+        model = made(lambda: LanguageModel(16, 2))
+        call, optimizer, seen = compile_model(model), optimizer_of(model), list[Tensor]()
+        for rows, batch, length in ((9, 4, 8), (9, 2, 8), (12, 3, 7), (2, 2, 7)):
+            words = (torch.arange(rows * length).view(rows, length) % 61)[first:][:batch]
+            optimizer.zero_grad()
+            scores = call(words[:, :-1])
+            loss: Any = functional.cross_entropy(scores.flatten(0, 1), words[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            seen += copies(model, loss)
+        return seen
+
+    check_same(script, swap_dir)
+
+
 def test_a_shape_too_large_is_refused_and_others_go_on(swap_dir: Path) -> None:
     torch.manual_seed(0)
     backend, model = Backend(), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))

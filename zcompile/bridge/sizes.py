@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import sympy  # pyright: ignore[reportMissingTypeStubs]
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from zcompile.bridge.aliases import Size, tensors_of
 
@@ -73,7 +73,7 @@ def are_equal(one: Size, other: Size) -> bool:
     """Whether two sizes are the same whatever the shapes, as far as can be told; no guard."""
     if isinstance(one, int) and isinstance(other, int):
         return one == other
-    return bool(_expression(one) == _expression(other))
+    return bool(expression_of(one) == expression_of(other))
 
 
 def is_known(size: Size) -> bool:
@@ -85,7 +85,7 @@ def symbol_placeholders(graph: fx.Graph) -> dict[sympy.Symbol, fx.Node]:
     """Return the placeholder that stands for each symbol of ``graph`` which has one."""
     found: dict[sympy.Symbol, fx.Node] = {}
     for node in graph.find_nodes(op="placeholder"):
-        symbol = _symbol_of(node.meta.get("val"))
+        symbol = symbol_of(node.meta.get("val"))
         if symbol is not None:
             found.setdefault(symbol, node)
     return found
@@ -105,47 +105,17 @@ def symbols_of(node: fx.Node) -> set[sympy.Symbol]:
     }
 
 
-class SymbolReader:
-    """Reads the symbols of a graph off the arguments of a call."""
-
-    def __init__(self, graph: fx.Graph) -> None:
-        self._numbers: dict[sympy.Symbol, int] = {}
-        self._shapes: dict[sympy.Symbol, tuple[int, int]] = {}
-        for at, node in enumerate(graph.find_nodes(op="placeholder")):
-            symbol = _symbol_of(node.meta.get("val"))
-            if symbol is not None:
-                self._numbers.setdefault(symbol, at)
-            for tensor in tensors_of(node):
-                for axis, length in enumerate(tensor.shape):
-                    symbol = _symbol_of(length)
-                    if symbol is not None:
-                        self._shapes.setdefault(symbol, (at, axis))
-
-    def read(self, args: Sequence[Any]) -> Bindings:
-        """Return the value of every symbol for ``args``, the arguments in graph order.
-
-        The ragged length of a nested tensor has none: it is no number, and in no size of memory.
-        """
-        found = {symbol: _length(args[at], axis) for symbol, (at, axis) in self._shapes.items()}
-        numbers = {symbol: args[at] for symbol, at in self._numbers.items()}
-        found |= {symbol: each for symbol, each in numbers.items() if isinstance(each, int)}
-        return tuple(sorted(found.items(), key=lambda each: each[0].name))
-
-
-def _symbol_of(size: object) -> sympy.Symbol | None:
+def symbol_of(size: object) -> sympy.Symbol | None:
     """Return the symbol that ``size`` is, if it is one and nothing more."""
     expression: object = _inside(size).expr if isinstance(size, torch.SymInt) else None
     return expression if isinstance(expression, sympy.Symbol) else None
 
 
-def _expression(size: Size) -> object:
+def expression_of(size: Size) -> Any:
+    """Return ``size`` as sympy knows it."""
     return sympy.sympify(size if isinstance(size, int) else _inside(size).expr)
 
 
 def _inside(size: torch.SymInt) -> Any:
     """Return the object behind a symbolic size; torch gives it no type."""
     return cast("Any", size).node
-
-
-def _length(tensor: Tensor, axis: int) -> int:
-    return int(tensor.shape[axis])
