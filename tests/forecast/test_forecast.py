@@ -119,6 +119,26 @@ def test_the_smallest_budget_is_the_backends(tmp_path: Path) -> None:
     assert (found.timing, found.peak_bytes, found.holdings) == (None, {}, ())
 
 
+@pytest.mark.parametrize("make", [AdamW, momentum])
+def test_without_another_tier_the_smallest_budget_holds_the_states(
+    make: Callable[[Any], Optimizer],
+) -> None:
+    with torch.device("meta"):
+        model = stack_of(DEPTH)
+    options: Options = {"device_budget": 20_000, "compute": "eager"}
+    found = zcompile.forecast(model, words(), options, "rtx4090", optimizer=make)
+    compiled: Any = torch.compile(stack_of(DEPTH), backend="zinf", options=options)
+    optimizer = make(compiled.parameters())
+    with pytest.raises(zcompile.BudgetError) as error:
+        compiled(torch.zeros(3, 5, dtype=torch.int64))
+    del optimizer
+    assert found.why_not.splitlines()[0] == str(error.value).splitlines()[0]
+    assert found.smallest_budget_bytes == error.value.smallest_bytes
+    options["device_budget"] = error.value.smallest_bytes
+    assert zcompile.forecast(model, words(), options, "rtx4090", optimizer=make).fits
+    trained(stack_of(DEPTH), torch.zeros(3, 5, dtype=torch.int64), options, make)
+
+
 def test_a_model_larger_than_any_memory_takes_none() -> None:
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(1 << 13, 1 << 13, bias=False) for _ in range(24)))

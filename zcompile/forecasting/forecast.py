@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from zcompile.errors import BudgetError, size_text
@@ -21,7 +22,7 @@ from zcompile.forecasting.largest import largest_batch
 from zcompile.forecasting.layers import repeating
 from zcompile.forecasting.timing import in_order, timing_of
 from zcompile.forecasting.tracing import Arguments
-from zcompile.forecasting.update import MakeOptimizer, optimizer_over, plan_update
+from zcompile.forecasting.update import MakeOptimizer, optimizer_over, plan_update, states_ahead
 from zcompile.ir import Hardware, Role, Schedule, Tier, host_profile, value_name
 from zcompile.machines import load_machine
 from zcompile.options import Options
@@ -83,13 +84,13 @@ class _Ahead:
         return {value_name(n): each for n, each in self.request.model.named_parameters()}
 
     def forecast(self) -> Forecast:
-        made = optimizer_over(self.optimizer, list(self.named.values()))
+        made = self._made
         source = source_of(self.request, whole=self.whole)
         graphs = source.graphs()
         schedules = tuple(each.schedule for each in graphs)
-        planner = Planner(self.options)
+        planner = self._planner()
         planner.check_pins(tuple(self.named))
-        why_not, update, begun = "", None, None
+        why_not, smallest_bytes, update, begun = "", None, None, None
         try:
             costs = {each.schedule.name: each.costs for each in graphs}
             planner.announce(schedules, costs, self._itemsizes)
@@ -104,6 +105,8 @@ class _Ahead:
                 )
         except BudgetError as error:
             why_not = str(error)
+            if error.option == "device_budget":
+                smallest_bytes = error.smallest_bytes
         else:
             why_not = self._beyond_capacity(planner)
         planned = bool(planner.plans())
@@ -116,7 +119,7 @@ class _Ahead:
             budgets=budgets_of(self.options, self.hardware),
             fits=not why_not,
             why_not=why_not,
-            smallest_budget_bytes=planner.smallest_bytes(schedules),
+            smallest_budget_bytes=smallest_bytes or planner.smallest_bytes(schedules),
             largest_batch=self._largest(),
             holdings=_holdings(planner) if planned else (),
             peak_bytes=_peaks(planner) if planned else {},
@@ -125,6 +128,14 @@ class _Ahead:
             placement=planner.placement.homes,
             made_again_bytes=sum(each.made_again_bytes for each in planner.plans()),
         )
+
+    @cached_property
+    def _made(self) -> Optimizer:
+        return optimizer_over(self.optimizer, list(self.named.values()))
+
+    def _planner(self) -> Planner:
+        """Return one that knows of the optimizer, as a session does that finds it made."""
+        return Planner(self.options, lambda: states_ahead(self._made))
 
     def _trained(self, schedules: Sequence[Schedule]) -> dict[int, str]:
         """Return the parameters by their ids that a graph gives a gradient."""
@@ -158,7 +169,7 @@ class _Ahead:
 
     def _largest(self) -> Batch:
         budget = self.options.device_budget
-        planner = Planner(self.options)
+        planner = self._planner()
 
         def fits(schedules: tuple[Schedule, ...]) -> bool:
             if budget is not None and self.options.nvme_dir is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
 from typing import cast
 
 import torch
@@ -110,6 +111,14 @@ def optimizer_over(optimizer: str | MakeOptimizer, parameters: Sequence[Tensor])
             f"know {planned}"
         )
     return made
+
+
+def states_ahead(optimizer: Optimizer) -> tuple[str, ...]:
+    """Return the names of the states that ``optimizer`` will make."""
+    rule = rule_of(optimizer)
+    assert rule is not None
+    named = (rule.state_names(group) for group in optimizer.param_groups)
+    return tuple(dict.fromkeys(chain.from_iterable(named)))
 
 
 def plan_update(
