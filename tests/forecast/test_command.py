@@ -6,7 +6,7 @@ import json
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 import torch
@@ -42,6 +42,10 @@ def wrong() -> str:
 
 def modelless() -> tuple[str, str]:
     return "no", "model"
+
+
+def failing() -> NoReturn:
+    raise KeyError("width")
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +87,7 @@ def test_what_does_not_fit_ends_with_one() -> None:
         (["planned_models:absent"], "planned_models has no function absent"),
         (["planned_models:wrong"], "the function must return (model, example_inputs)"),
         (["planned_models:modelless"], "the first thing returned is no torch.nn.Module"),
+        (["planned_models:failing"], "the function raised KeyError('width') at "),
         (["planned_models:small", "--sequence", "4"], "sequence=4: planned_models:small has no"),
         (["planned_models:small", "--dtype", "int8"], "dtype='int8': write one of float32"),
         (["planned_models:small", "--target", "h1000"], "machine='h1000' is neither a file"),

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,8 +97,14 @@ def _from_function(text: str, function: Callable[..., object], wanted: Wanted) -
                 f"{name}={getattr(wanted, name)!r}: {text} has no parameter {name}; leave it out, "
                 "or give the function one"
             )
-    with torch.device("meta"):
-        made = function(**given)
+    try:
+        with torch.device("meta"):
+            made = function(**given)
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"model={text!r}: the function raised {error!r} at {at.filename}:{at.lineno}"
+        ) from error
     if not (isinstance(made, tuple) and len(cast("tuple[object, ...]", made)) == 2):
         raise ValueError(f"model={text!r}: the function must return (model, example_inputs)")
     model, example_inputs = cast("tuple[object, object]", made)
