@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -86,7 +87,14 @@ def _load(wanted: str) -> Native | Absent:
         raise ValueError(
             f"{NATIVE_VARIABLE}={wanted!r}: write 0 to do without the native library, or 1"
         )
-    return open_library(LIBRARY)
+    found = open_library(LIBRARY)
+    if isinstance(found, Absent) and LIBRARY.is_file():
+        # Whoever has no compiler knows it; that new sources need a new library is a surprise.
+        warnings.warn(
+            f"the native library is not in use, Python and torch do its work: {found.reason}",
+            stacklevel=3,
+        )
+    return found
 
 
 def open_library(path: Path) -> Native | Absent:

@@ -7,7 +7,9 @@ import errno
 import os
 import platform
 import shutil
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +97,22 @@ def test_a_library_of_other_sources_is_not_loaded(tmp_path: Path) -> None:
     absent = open_library(other)
     assert isinstance(absent, Absent)
     assert "other sources" in absent.reason
+
+
+def test_a_library_that_is_there_and_of_no_use_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "libzinf.so"
+    monkeypatch.setattr(loading, "LIBRARY", broken)
+    loads: Any = vars(loading)["_load"]
+    loads_anew = cache(loads.__wrapped__)
+    monkeypatch.setattr(loading, "_load", loads_anew)
+    assert isinstance(load(), Absent)  # without a warning: nobody has built one
+    broken.write_bytes(b"not a library")
+    loads_anew.cache_clear()
+    with pytest.warns(UserWarning, match=r"not in use, .*cannot be loaded.*python -m zcompile"):
+        assert isinstance(load(), Absent)
+    assert isinstance(load(), Absent)
 
 
 def test_a_function_that_is_not_there_is_an_error(native: Native) -> None:
