@@ -127,10 +127,15 @@ def test_any_text_is_a_size_or_a_refusal_that_names_the_option(text: str) -> Non
 
 @pytest.mark.parametrize(
     ("option", "meant"),
-    [("device_bugdet", "device_budget"), ("nvme", "nvme_dir"), ("Compute", "compute")],
+    [
+        ("device_bugdet", "'device_budget'"),
+        ("nvme", "'nvme_dir'"),
+        ("Compute", "'compute'"),
+        ("budget", "'host_budget' or 'device_budget'"),
+    ],
 )
-def test_an_unknown_option_suggests_a_known_one(option: str, meant: str) -> None:
-    assert refusal({option: "1GiB"}) == f"{option}='1GiB': unknown option; did you mean '{meant}'?"
+def test_an_unknown_option_suggests_known_ones(option: str, meant: str) -> None:
+    assert refusal({option: "1GiB"}) == f"{option}='1GiB': unknown option; did you mean {meant}?"
 
 
 def test_an_unknown_option_far_from_any_lists_them() -> None:

@@ -328,8 +328,9 @@ def _explain(error: ErrorDetails, written_as: Mapping[str, str]) -> str:
     option = str(error["loc"][0]) if error["loc"] else "options"
     names = [field.name for field in fields(Options)]
     if error["loc"] and option not in names:
-        near = get_close_matches(option, names, n=1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(names)}"
+        near = get_close_matches(option, names, n=1, cutoff=0.8) or get_close_matches(option, names)
+        meant = " or ".join(map(repr, near))
+        remedy = f"did you mean {meant}?" if near else f"the options are {', '.join(names)}"
         return f"{option}={error['input']!r}: unknown option; {remedy}"
     # Our own reasons arrive wrapped as "Value error, ..."; pydantic's say what should be.
     reason = error.get("ctx", {}).get("error") or _reason(error["msg"])

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from zcompile.errors import BudgetError
 from zcompile.ir import MANAGED_ROLES, Role, Tier, Value
 from zcompile.options import Options
-from zcompile.passes.pins import names_near
+from zcompile.passes.pins import KINDS, names_near
 from zcompile.passes.placement import DoesNotFit, home_bytes
 from zcompile.passes.smallest import Smallest
 
@@ -19,8 +19,10 @@ def no_match(pattern: str, parameters: Collection[str], options: Options) -> str
     """Say of a pattern of ``place`` that it matches none of ``parameters``."""
     place = {pin: str(tier) for pin, tier in options.place}
     near = " or ".join(map(repr, names_near(pattern, parameters)))
-    remedy = f"write the name of a parameter, such as {near}" if near else "leave it out"
-    return f"place={place!r}: {pattern!r} matches no parameter; {remedy}"
+    kinds = ", ".join(KINDS)
+    remedy = f"write one of {kinds}, or the name of a parameter" if near else "leave it out"
+    example = f", such as {near}" if near else ""
+    return f"place={place!r}: {pattern!r} matches no parameter; {remedy}{example}"
 
 
 def check_host(options: Options, values: Collection[Value]) -> None:

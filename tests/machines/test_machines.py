@@ -60,6 +60,8 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
     told = r"machine='h1000' is neither a file nor one of a100, cpu-epyc, h100, .*here"
     with pytest.raises(ValueError, match=told):
         load_machine("h1000")
+    with pytest.raises(ValueError, match=r"one of .*, here; did you mean 'rtx4090'\?$"):
+        load_machine("RTX4090")
 
 
 @pytest.mark.parametrize(

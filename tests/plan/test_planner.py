@@ -101,9 +101,11 @@ def refused(*patterns: str) -> str:
 def test_a_pattern_that_matches_no_parameter_is_refused_with_names_near_it() -> None:
     assert refused("parameters", "heads.weight") == (
         "place={'parameters': 'device', 'heads.weight': 'device'}: 'heads.weight' matches no "
-        "parameter; write the name of a parameter, such as 'head.weight' or 'layers.0.weight'"
+        "parameter; write one of parameters, gradients, optimizer, activations, or the name of a "
+        "parameter, such as 'head.weight' or 'layers.0.weight'"
     )
     assert "'layers.0.weight'" in refused("layer.0.*")
+    assert refused("optimiser").endswith("such as 'optimizer'")
     assert "such as 'layers.0.weight' or 'layers.0.bias' or" in refused("zzz")
 
 

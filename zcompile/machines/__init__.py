@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 
@@ -40,8 +41,12 @@ def load_machine(name_or_path: str | Path) -> Hardware:
         return _load_here()
     path = Path(name_or_path)
     if not path.is_file():
-        have = ", ".join((*machine_names(), HERE))
-        raise ValueError(f"machine={str(path)!r} is neither a file nor one of {have}")
+        names = (*machine_names(), HERE)
+        near = get_close_matches(str(path).lower(), names, n=1, cutoff=0.8)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"machine={str(path)!r} is neither a file nor one of {', '.join(names)}{meant}"
+        )
     return parse_machine(path.read_text("utf-8"), str(path))
 
 
