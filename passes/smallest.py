@@ -24,16 +24,13 @@ from zcompile.passes.lean import lean_plan
 from zcompile.passes.pins import Pin, pin_of
 from zcompile.passes.placement import Placement, managed_values, target_for
 
-NUM_VALUES = 8
-"""How many of the largest values are named."""
-
 
 @dataclass(frozen=True, slots=True)
 class Smallest:
     """The least device budget, and what needs it.
 
     ``step`` is the kernel at which most is held, by its number in the captured ``schedule``;
-    ``kernel`` is its name.  ``values`` are the largest held there, the largest first, those
+    ``kernel`` is its name.  ``values`` are what is held there, the largest first, those
     included that only rest there.  ``operands`` are the parameters, gradients and states that the
     kernel reads and writes, the largest first: they say where in the model it is.
     """
@@ -65,7 +62,7 @@ def smallest_bytes(schedule: Schedule, target: Target) -> Smallest:
         schedule=schedule.name,
         step=list(kernels).index(fullest),
         kernel=kernel_name(kernels[fullest]),
-        values=_largest(held_at(plan, fullest)),
+        values=_largest_first(held_at(plan, fullest)),
         operands=_managed(plan, kernels[fullest]),
     )
 
@@ -108,13 +105,13 @@ def _needed(
     shown = {each.name for each in graph.values}
     unseen = (each for each in values if each.name not in shown)
     resting = (each for each in unseen if homes[each.name] is Tier.DEVICE)
-    return replace(found, values=_largest((*found.values, *resting)))
+    return replace(found, values=_largest_first((*found.values, *resting)))
 
 
 def _managed(plan: Schedule, kernel: Kernel) -> tuple[Value, ...]:
     touched = set(operands(kernel))
     managed = (each for each in plan.values if each.role in MANAGED_ROLES)
-    return _largest(each for each in managed if each.name in touched)
+    return _largest_first(each for each in managed if each.name in touched)
 
 
 def _away(target: Target) -> Tier:
@@ -123,5 +120,5 @@ def _away(target: Target) -> Tier:
     return Tier.DEVICE if target.host_budget is None else Tier.HOST
 
 
-def _largest(values: Iterable[Value]) -> tuple[Value, ...]:
-    return tuple(sorted(values, key=lambda value: -value.nbytes)[:NUM_VALUES])
+def _largest_first(values: Iterable[Value]) -> tuple[Value, ...]:
+    return tuple(sorted(values, key=lambda value: -value.nbytes))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.plan.schedules import many, models
 from tests.plan.small_models import PARAMETER, Model, attempt, linear, pins, small
-from zcompile.ir import Schedule, Target, Tier
+from zcompile.ir import Compute, Schedule, Target, Tier
 from zcompile.passes.lean import static_lean_peak
 from zcompile.passes.pins import Pin, pin_of
 from zcompile.passes.pipeline import PIPELINE, run_within_budget
@@ -54,6 +54,14 @@ def test_the_smallest_budget_without_another_tier_is_all_of_it() -> None:
     least = smallest_for_model(graphs, extra, (), Target())
     placement = place(graphs, extra, (), Target(device_budget=least.bytes))
     assert set(placement.homes.values()) == {Tier.DEVICE}
+
+
+def test_the_smallest_budget_names_all_that_rests_there() -> None:
+    weights = tuple(replace(PARAMETER, name=f"{at}.weight") for at in range(20))
+    graph = Schedule("forward", weights, tuple(Compute(e.name, (e.name,), ()) for e in weights))
+    least = smallest_for_model((graph,), (), (), Target())
+    assert {each.name for each in least.values} == {each.name for each in weights}
+    assert sum(each.nbytes for each in least.values) == least.bytes
 
 
 def test_the_smallest_budget_of_a_graph_that_does_nothing() -> None:
