@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from zcompile.bridge.capture import Captured, gradient_name
 from zcompile.bridge.emit import Emitted, Forward, emit
-from zcompile.bridge.sizes import Bindings, UnknownSize, evaluate, hint
+from zcompile.bridge.sizes import Bindings, UnknownSize, evaluator, hint
 from zcompile.bridge.symbols import SymbolReader
 from zcompile.graph_plan import GraphPlan
 from zcompile.ir import (
@@ -170,11 +170,11 @@ class Graph:
 
 
 def _sizes(bindings: Bindings | None, *, lenient: bool) -> Callable[[Any], int]:
-    known = dict(bindings or ())
+    known = hint if bindings is None else evaluator(dict(bindings))
 
     def size_of(size: Any) -> int:
         try:
-            return hint(size) if bindings is None else evaluate(size, known)
+            return known(size)
         except UnknownSize:
             if lenient:
                 return 0
