@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
 from zcompile.options import Options
 from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.file_io import FileIO
 from zcompile.runtime.folder import RunFolder
 from zcompile.runtime.ledger import Ledger
+from zcompile.runtime.mounts import IN_MEMORY, MOUNTS, file_system_of
 from zcompile.runtime.transfers import Transfers, sums_refusal
 
 
@@ -18,6 +23,7 @@ def open_files(
     Bounce buffers have ``block_bytes``.  Raises ``ValueError`` for folders that cannot be used, or
     not with ``checksums``, and ``StorageError`` for a full or broken disk; nothing stays then.
     """
+    _warn_of_memory(options.nvme_dirs)
     folders = RunFolder.create_all(options.nvme_dirs)
     file = ExtentFile(folders, sums=options.checksums) if folders else None
     transfers = Transfers(file, ledger, block_bytes=block_bytes, io=FileIO(options.io))
@@ -30,3 +36,15 @@ def open_files(
             "Linux 6.5 or later, or leave checksums out"
         )
     return file, transfers
+
+
+def _warn_of_memory(folders: Sequence[Path]) -> None:
+    mounts = MOUNTS.read_text()
+    for folder in folders:
+        kind = file_system_of(folder, mounts)
+        if kind in IN_MEMORY:
+            warnings.warn(
+                f"nvme_dir={str(folder)!r}: is in memory ({kind}), so what rests there saves none; "
+                "name a folder on a local disk",
+                stacklevel=2,
+            )

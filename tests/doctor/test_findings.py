@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zcompile.doctor import files, install, kernels
-from zcompile.doctor.files import file_system_of, folder_findings, io_findings
+from zcompile.doctor.files import folder_findings, io_findings
 from zcompile.doctor.finding import Finding, Status, as_json, warnings_among
 from zcompile.doctor.install import accelerator_findings, install_findings
 from zcompile.doctor.kernels import Combination, family_finding, optimizer_findings
@@ -17,6 +17,7 @@ from zcompile.doctor.system import huge_pages, system_findings
 from zcompile.optim.native import NativeKernels
 from zcompile.optim.rules import RULES
 from zcompile.runtime.file_io import FileIO, refusal
+from zcompile.runtime.mounts import file_system_of
 from zcompile.runtime.native import Absent
 
 MOUNTS = """\

@@ -16,12 +16,12 @@ from zcompile.runtime.extents import ExtentFile
 from zcompile.runtime.file_io import Choice, FileIO, choose, refusal
 from zcompile.runtime.folder import RunFolder
 from zcompile.runtime.ledger import Ledger
+from zcompile.runtime.mounts import IN_MEMORY, MOUNTS, file_system_of
 from zcompile.runtime.native_carrier import NativeCarrier
 from zcompile.runtime.transfers import Transfers, sums_refusal
 
 _FILES = Section("files")
 _PROBE_BYTES = 1 << 20
-_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs", "fuse.s3fs"})
 _ALLOW_RING = (
     "allow io_uring: sysctl kernel.io_uring_disabled=0, in a container a seccomp profile that "
@@ -80,30 +80,14 @@ def _existing(folder: Path) -> Generator[None]:
 
 
 def _file_system(folder: Path) -> Finding:
-    kind = file_system_of(folder, Path("/proc/self/mountinfo").read_text())
+    kind = file_system_of(folder, MOUNTS.read_text())
     says = f"{folder} is on {kind}"
     elsewhere = "name a folder on a local NVMe drive"
-    if kind in _IN_MEMORY:
+    if kind in IN_MEMORY:
         return _FILES.warning("file system", f"{says}: what lies there takes memory", elsewhere)
     if kind in _REMOTE:
         return _FILES.warning("file system", f"{says}: every copy crosses the network", elsewhere)
     return _FILES.ok("file system", says)
-
-
-def file_system_of(folder: Path, mounts: str) -> str:
-    """Return the kind of file system that ``folder`` is on; ``mounts`` is ``mountinfo``."""
-    deepest, kind = Path("/"), "an unknown file system"
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        point = Path(_unescaped(before.split()[4]))
-        # Of two mounts at one point the later hides the earlier.
-        if folder.resolve().is_relative_to(point) and point.is_relative_to(deepest):
-            deepest, kind = point, after.split()[0]
-    return kind
-
-
-def _unescaped(point: str) -> str:
-    return point.replace(r"\040", " ").replace(r"\011", "\t").replace(r"\134", "\\")
 
 
 def _room(folder: Path) -> Finding:
