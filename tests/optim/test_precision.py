@@ -223,7 +223,8 @@ def test_states_of_another_type_cannot_become_8_bits(tmp_path: Path) -> None:
             optimizer = OPTIMIZERS["adamw"](list(own.parameters.values()))
             own.takeover.meet()
             if saved:
-                with pytest.raises(ValueError, match=r"state_dtype='8bit': exp_avg of norm\.bias"):
+                told = r"state_dtype='8bit': exp_avg of norm\.bias is .* call the model once before"
+                with pytest.raises(ValueError, match=told):
                     optimizer.load_state_dict(saved)
             else:
                 trained(own, optimizer, range(1))

@@ -131,8 +131,10 @@ def _convert(
             continue
         if torch.uint8 in (value.dtype, dtype):
             raise ValueError(
-                f"state_dtype={host.precision.states!r}: {kind} of {name} has been loaded as "
-                f"{value.dtype}, which cannot become {dtype}; resume with the state_dtype of then"
+                f"state_dtype={host.precision.states!r}: {kind} of {name} is {value.dtype}, which "
+                f"cannot become {dtype}; if it was loaded, resume with the state_dtype of then; "
+                "if a step made it before the model was called, or by a closure that was the "
+                "first to call it, call the model once before the first step"
             )
         label = f"{name}:{kind}"
         shape, strides = storage.layout_of(kind, param)
