@@ -196,32 +196,51 @@ def test_short_and_interrupted_calls_change_nothing(tmp_path: Path, io: FileIO) 
     assert len(serials) > 20
 
 
-@pytest.mark.parametrize("io", NATIVE)
-def test_an_interrupt_ends_the_step_and_changes_nothing(tmp_path: Path, io: FileIO) -> None:
-    noticed = threading.Event()
+@contextmanager
+def interrupting(own: SmallSession, at: int = 1) -> Generator[None]:
+    """Interrupt the main thread when its ``at``-th write is about to begin."""
+    noticed, writes = threading.Event(), list[int]()
 
     def interrupted(*_: object) -> None:
         noticed.set()
         raise KeyboardInterrupt
 
     def interrupt(after: bool, call: IOCall) -> None:
-        if not after and call.channel == IOChannel.WRITE and not noticed.is_set():
-            _thread.interrupt_main()
-            assert noticed.wait(SECONDS)
+        if not after and call.channel == IOChannel.WRITE:
+            writes.append(call.serial)
+            if len(writes) == at:
+                _thread.interrupt_main()
+                assert noticed.wait(SECONDS)
 
+    handler = signal.signal(signal.SIGINT, interrupted)
+    engine_of(own).inject(interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    engine_of(own).inject(None)
+    assert engine_of(own).status().num_active == 0
+
+
+@pytest.mark.parametrize("io", NATIVE)
+def test_an_interrupt_ends_the_step_and_changes_nothing(tmp_path: Path, io: FileIO) -> None:
     with second_step(tmp_path, io, all_on(Tier.NVME)) as (own, twins):
         before = picture(own, twins.ours)
-        handler = signal.signal(signal.SIGINT, interrupted)
-        engine_of(own).inject(interrupt)
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                twins.ours.step()
-        finally:
-            signal.signal(signal.SIGINT, handler)
-        engine_of(own).inject(None)
-        assert engine_of(own).status().num_active == 0
+        with interrupting(own), pytest.raises(KeyboardInterrupt):
+            twins.ours.step()
         assert differing(before, picture(own, twins.ours)) == set()
         twins.step(1)
+
+
+def test_an_interrupt_names_what_it_has_changed_of_mixtures(tmp_path: Path) -> None:
+    with second_step(tmp_path, NATIVE[0], states_away) as (own, twins):
+        before = picture(own, twins.ours)
+        with interrupting(own, 3), pytest.raises(KeyboardInterrupt) as caught:
+            twins.ours.step()
+        changed = differing(before, picture(own, twins.ours))
+        assert changed == {"long", "long:exp_avg_sq"}
+        (note,) = caught.value.__notes__
+        assert note.endswith("are long, long:exp_avg_sq")
 
 
 def test_of_a_mixture_only_what_is_named_has_changed(tmp_path: Path) -> None:

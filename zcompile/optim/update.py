@@ -101,7 +101,7 @@ class Update:
             try:
                 self._carry_out(executor)
                 executor.commit()
-            except Exception as error:
+            except BaseException as error:  # an interrupt leaves as much half done as an error
                 self._tell_changed(error)
                 raise
 
@@ -267,7 +267,7 @@ class Update:
         for span, result in zip(call, operands, strict=True):
             self._subjects[bucket.pieces[span.piece].member].count = result.step
 
-    def _tell_changed(self, error: Exception) -> None:
+    def _tell_changed(self, error: BaseException) -> None:
         if self._changed:
             error.add_note(
                 "the update stopped half way; what rests on nvme is as before, but changed, at "
