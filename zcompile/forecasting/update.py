@@ -276,10 +276,15 @@ def _piece(times: int, program: Program) -> Piece:
 
 
 def _cost(bucket: Bucket, members: Sequence[Member]) -> Cost:
-    """Return what updating ``bucket`` costs: each part is read, and written if it changes."""
+    """Return what updating ``bucket`` costs: each part is read, and written if it changes.
+
+    It is launched once: the native library takes a bucket at a time, and an accelerator would.
+    torch's kernels on a CPU are called for pieces that stay in its caches, each of which takes far
+    longer than a launch.
+    """
     nbytes = sum(
         part.nbytes(piece.numel) * (2 if part.written else 1)
         for piece in bucket.pieces
         for part in members[piece.member].parts
     )
-    return (Operation("update", Kind.UPDATE, "", 0, nbytes, len(bucket.calls)),)
+    return (Operation("update", Kind.UPDATE, "", 0, nbytes),)
