@@ -182,6 +182,19 @@ def test_shapes_change_from_call_to_call(swap_dir: Path) -> None:
     assert len(names) == 2, "a plan for larger shapes drops no graph"
 
 
+def test_sizes_that_vary_take_no_larger_budget(swap_dir: Path) -> None:
+    x = batch(0).reshape(8, 64, WIDTH)
+    x = torch.cat([x, x[:, :1]], dim=1)[:, :-1]  # forward saves views, of sizes that it computes
+    options = {"compute": "eager", "device_budget": "8KiB", "nvme_dir": swap_dir}
+    smallest: set[int] = set()
+    for dynamic in (False, True):
+        with pytest.raises(BudgetError) as refused:
+            compiled(made(), options, dynamic=dynamic)(x)
+        torch.compiler.reset()
+        smallest.add(refused.value.smallest_bytes)
+    assert len(smallest) == 1
+
+
 @pytest.mark.parametrize("drop", [0.0, 0.1])
 def test_what_is_recomputed_comes_from_what_was_moved(drop: float, swap_dir: Path) -> None:
     plain = made(drop=drop, recompute=True)

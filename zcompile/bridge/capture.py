@@ -22,7 +22,7 @@ from zcompile.bridge.sameness import NodeAsRead, as_read, is_copy, is_unchanged
 from zcompile.bridge.segments import LARGE_FRACTION, Segment, Totals, cut, epilogue, totals_of
 from zcompile.bridge.sizes import are_equal, hint, is_known
 from zcompile.bridge.transients import held_bytes, transient_bytes
-from zcompile.bridge.views import hoist_views, is_plain_view, localise_views
+from zcompile.bridge.views import hoist_sizes, hoist_views, is_plain_view, localise_views
 from zcompile.ir import PAGE_BYTES, Compute, Cost, Role, Schedule, Value
 from zcompile.runtime.binding import Layout
 
@@ -211,6 +211,7 @@ def capture(
     what is saved for backward move away however small it is: see `least_saved_bytes`.
     """
     localise_views(graph, roles.movable)
+    hoist_sizes(graph)
     aliases = Aliases(graph)
     if not roles.gradients:  # they have places of their own, right behind what makes them
         advance(graph, aliases, roles.movable)

@@ -73,7 +73,8 @@ def are_equal(one: Size, other: Size) -> bool:
     """Whether two sizes are the same whatever the shapes, as far as can be told; no guard."""
     if isinstance(one, int) and isinstance(other, int):
         return one == other
-    return bool(expression_of(one) == expression_of(other))
+    difference = expression_of(one) - expression_of(other)
+    return bool(cast("Any", sympy.expand)(difference) == 0)  # 4*(s - 1) is 4*s - 4
 
 
 def is_known(size: Size) -> bool:

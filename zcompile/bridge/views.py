@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+import torch
 from torch import fx
 
 from zcompile.bridge.aliases import Aliases
+
+SIZES = (int, torch.SymInt)
+"""What stands for a size."""
 
 
 def localise_views(graph: fx.Graph, managed: Collection[fx.Node]) -> None:
@@ -45,18 +49,40 @@ def hoist_views(aliases: Aliases, outputs: Iterable[fx.Node]) -> None:
         if len(roots) != 1 or roots[0].root.op == "placeholder":
             continue
         chain: list[fx.Node] = []
-        while node is not roots[0].root and len(node.all_input_nodes) == 1:
+        while node is not roots[0].root and (viewed := _only_viewed(node)) is not None:
             chain.append(node)
-            node = node.all_input_nodes[0]
+            node = viewed
         for each in chain:
             node.append(each)
 
 
 def is_plain_view(node: fx.Node, of: fx.Node) -> bool:
-    """Whether `hoist_views` brings ``node`` right behind ``of``: it needs no other node."""
-    while node is not of and len(node.all_input_nodes) == 1:
-        node = node.all_input_nodes[0]
+    """Whether `hoist_views` brings ``node`` right behind ``of``: it needs nothing but sizes."""
+    while node is not of and (viewed := _only_viewed(node)) is not None:
+        node = viewed
     return node is of
+
+
+def _only_viewed(node: fx.Node) -> fx.Node | None:
+    """Return the only node that ``node`` reads besides sizes that are there from the start."""
+    read = [each for each in node.all_input_nodes if not _is_early_size(each)]
+    return read[0] if len(read) == 1 else None
+
+
+def _is_early_size(node: fx.Node) -> bool:
+    """Whether ``node`` is a size that `hoist_sizes` brings to the start, or that is an input."""
+    if not isinstance(node.meta.get("val"), SIZES):
+        return False
+    return node.op == "placeholder" or all(map(_is_early_size, node.all_input_nodes))
+
+
+def hoist_sizes(graph: fx.Graph) -> None:
+    """Move what computes sizes from sizes that are inputs to the start of ``graph``."""
+    early = [node for node in graph.nodes if node.op == "call_function" and _is_early_size(node)]
+    if early:
+        last = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")][-1]
+        for node in reversed(early):
+            last.append(node)
 
 
 def _copy_chain(
