@@ -242,3 +242,17 @@ def test_early_updates_are_forecast_beside_backward() -> None:
         return found.timing.seconds
 
     assert seconds(early=True) < seconds(early=False)
+
+
+@pytest.mark.parametrize("nvme_dir", [None, "/raid"])
+def test_a_plan_that_makes_activations_again_has_a_time(nvme_dir: str | None) -> None:
+    with torch.device("meta"):
+        model = Stack(32, DEPTH, 100)
+    options = {"compute": "eager", "nvme_dir": nvme_dir, "recompute": "always"}
+    refused = zcompile.forecast(model, words(64), {**options, "device_budget": "64KiB"}, "rtx4090")
+    least = refused.smallest_budget_bytes
+    found = zcompile.forecast(model, words(64), {**options, "device_budget": least}, "rtx4090")
+    assert found.fits
+    assert found.made_again_bytes > 0
+    assert found.timing is not None
+    assert found.timing.seconds >= found.timing.bound_s > 0

@@ -9,9 +9,20 @@ from zcompile.forecasting.answer import Timing
 from zcompile.forecasting.begun import Begun
 from zcompile.forecasting.unroll import Costed
 from zcompile.forecasting.update import Planned
-from zcompile.ir import Channel, Compute, Cost, Hardware, Schedule, Update, kernel_name, price
+from zcompile.ir import (
+    Channel,
+    Compute,
+    Cost,
+    Hardware,
+    Schedule,
+    Update,
+    kernel_name,
+    name_in_backward,
+    price,
+)
 from zcompile.passes.beside import simulate_beside
 from zcompile.passes.bound import bound
+from zcompile.passes.recompute import pairs
 from zcompile.passes.simulate import simulate
 from zcompile.planner import Planner
 from zcompile.report.traffic import planned_traffic
@@ -33,8 +44,11 @@ def timing_of(
     schedules = in_order(planner)
     if not schedules:
         return None, ()
-    costs = {each.schedule.name: each.costs for each in graphs}
-    cycle, runs = list(schedules), [_Run(1, schedules, costs, begun)]
+    costs = _costs(graphs)
+    # The bound is that of the iteration as captured, in which nothing is made again.
+    captured = {each.schedule.name: each.schedule for each in graphs}
+    cycle = [captured[each.name] for each in schedules]
+    runs = [_Run(1, schedules, costs, begun)]
     if update is not None:
         left = update if begun is None else begun.left
         pieces = () if left is None else left.pieces
@@ -65,6 +79,16 @@ def timing_of(
         moved_bytes=_moved(runs),
     )
     return timing, ()
+
+
+def _costs(graphs: Sequence[Costed]) -> dict[str, Mapping[str, Cost]]:
+    """Return by graph what each kernel costs, in backward those of forward that may run again."""
+    found: dict[str, Mapping[str, Cost]] = {each.schedule.name: each.costs for each in graphs}
+    for pair in pairs(each.schedule for each in graphs):
+        forward, backward = pair.forward.name, pair.backward.name
+        again = {name_in_backward(forward, name): cost for name, cost in found[forward].items()}
+        found[backward] = {**again, **found[backward]}
+    return found
 
 
 @dataclass(frozen=True, slots=True)
