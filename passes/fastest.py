@@ -15,6 +15,7 @@ from zcompile.passes.ahead import WINDOW_SHARE, Ahead, ahead
 from zcompile.passes.beside import simulate_beside
 from zcompile.passes.cycle import cycle_of
 from zcompile.passes.expected import UPDATE_ROOM, ExpectedUpdate, excerpt, expected_update, streamed
+from zcompile.passes.neighbours import Change, changed, changes
 from zcompile.passes.pins import Pin
 from zcompile.passes.pipeline import (
     TIMED,
@@ -24,6 +25,7 @@ from zcompile.passes.pipeline import (
 )
 from zcompile.passes.place import Preference, place
 from zcompile.passes.placement import (
+    DoesNotFit,
     Placement,
     Verdict,
     managed_values,
@@ -44,6 +46,12 @@ MAX_PLACEMENTS = 12
 
 TRIED_KERNELS = 6_000
 """As many placements are tried as have so many kernels together; at least two."""
+
+MAX_NEIGHBOURS = 12
+"""How many small changes to the best placement are tried, of iterations that are not large."""
+
+LEAST_GAIN = 0.002
+"""A change that takes less than this share off the time is not kept: others may take more."""
 
 NUM_FINALISTS = 2
 """How many placements, besides the plain one, are planned by every pipeline."""
@@ -133,7 +141,8 @@ def choose(
 
     The placements are compared by the last of ``pipelines``; the best of them, and the plain
     one, are planned by all, or of a large iteration the plain one by the first.  Of a very large
-    one the plain placement is planned by the first pipeline alone.
+    one the plain placement is planned by the first pipeline alone.  Where it is not large, small
+    changes to the best placement are tried at last (`zcompile.passes.neighbours`).
 
     Raises ``DoesNotFit`` if no placement keeps the budgets, ``ValueError`` if the target has no
     hardware or lacks the seconds of a kernel.
@@ -162,7 +171,12 @@ def choose(
     final = pipelines if num_kernels <= MANY_KERNELS else pipelines[:1]
     finals = [trial.plan(each.preference, each.placement, final) for each in finalists]
     best = min((*finals, *found), key=_seconds)
-    return Choice(best, (*found, *finals), tuple(_verdicts(best, (*finals, *found)[0])))
+    near: tuple[Candidate, ...] = ()
+    if num_kernels <= MANY_KERNELS:
+        same = next(each for each in found if each.placement.homes == best.placement.homes)
+        near = trial.improved(same, pipelines)
+    best = min((best, *near), key=_seconds)
+    return Choice(best, (*found, *finals, *near), tuple(_verdicts(best, (*finals, *found)[0])))
 
 
 def seconds_of(
@@ -231,6 +245,36 @@ class _Trial:
         }
         took = self.took(placement, plans, pipelines)
         return Candidate(preference, placement, plans, took.update, took.seconds, took.num_early)
+
+    def improved(self, best: Candidate, pipelines: Sequence[Pipeline]) -> tuple[Candidate, ...]:
+        """Return the best neighbour of ``best`` that is found, planned by all; nothing if none is.
+
+        Neighbours are compared, as placements are, by the last of ``pipelines``.  A change that
+        helped is made again, and one that did not is not tried twice.
+        """
+        values = self.model.values
+        start = best
+        useless: set[Change] = set()
+        for _ in range(MAX_NEIGHBOURS):
+            possible = changes(best.placement, values)
+            change = next((each for each in possible if each not in useless), None)
+            if change is None:
+                break
+            preference = changed(best.preference, best.placement, values, change)
+            try:
+                placement = self.place(preference)
+            except DoesNotFit:  # in this order holes are left, and no slower tier takes the rest
+                useless.add(change)
+                continue
+            if placement.homes != best.placement.homes:
+                candidate = self.plan(preference, placement, pipelines[-1:])
+                if candidate.seconds < best.seconds * (1 - LEAST_GAIN):
+                    best = candidate
+                    continue
+            useless.add(change)
+        if best is start:
+            return ()
+        return (self.plan(best.preference, best.placement, pipelines),)
 
     def took(
         self, placement: Placement, plans: Mapping[str, Plan], pipelines: Sequence[Pipeline]
