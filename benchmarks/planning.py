@@ -106,6 +106,14 @@ def corpus(
                     yield name, model, replace(target, device_budget=int(least * multiple))
 
 
+def without_latency(target: Target) -> Target:
+    """Return ``target`` on a machine whose copies take only as long as their bytes need."""
+    hardware = target.hardware
+    assert hardware is not None
+    links = {channel: replace(link, latency_s=0.0) for channel, link in hardware.links.items()}
+    return replace(target, hardware=replace(hardware, links=links))
+
+
 def certified(model: Model, target: Target, *, homes: bool) -> Certificate:
     hardware = target.hardware
     assert hardware is not None
@@ -226,12 +234,18 @@ def main() -> None:
     parser.add_argument(
         "--budgets", type=float, nargs="*", default=MULTIPLES, help="in smallest budgets"
     )
+    parser.add_argument(
+        "--without-latency", action="store_true", help="to see what of the gaps is latency"
+    )
     asked = parser.parse_args()
     if asked.steps:
         for num_kernels in asked.steps:
             time_planning(num_kernels)
         return
-    rows = [compare(*case) for case in corpus(asked.only, asked.budgets)]
+    rows = [
+        compare(name, model, without_latency(target) if asked.without_latency else target)
+        for name, model, target in corpus(asked.only, asked.budgets)
+    ]
     for at, what in enumerate(("every plan", "today's plans")):
         gaps = [row[at] for row in rows]
         print(
