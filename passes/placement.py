@@ -171,6 +171,25 @@ def target_for(
     )
 
 
+def before_moving(
+    target: Target, values: Iterable[Value], before: Placement | None, after: Placement
+) -> Target:
+    """Return ``target``, made for ``after``, while all still rests where ``before`` has put it.
+
+    States that do not exist yet go to their new homes at once.
+    """
+    if before is None or before is after:
+        return target
+    staying, coming = 0, 0
+    for value in values:
+        was = before.homes.get(value.name) is Tier.DEVICE
+        will_be = after.homes[value.name] is Tier.DEVICE
+        staying += value.nbytes * (was and not will_be)
+        coming += value.nbytes * (will_be and not was and value.role is not Role.STATE)
+    more_bytes = max(0, staying - coming)
+    return replace(target, reserved_bytes=target.reserved_bytes + more_bytes)
+
+
 def parameter_of(value: Value) -> str:
     """Return the name of the parameter that ``value`` belongs to, itself maybe.
 

@@ -34,7 +34,7 @@ from zcompile.optim.foreseen import foreseen_states
 from zcompile.optim.native import check_there
 from zcompile.optim.takeover import Takeover
 from zcompile.options import Options
-from zcompile.passes.placement import Placement
+from zcompile.passes.placement import Placement, before_moving
 from zcompile.planner import Planner
 from zcompile.precision import Precision
 from zcompile.registry import Registry
@@ -324,8 +324,9 @@ class Session:
         self.leaving.gradient()
 
     def target(self) -> Target:
-        """Return what an update may use."""
-        return self.planner.update_target
+        """Return what an update may use, also if much has yet to move to other homes."""
+        now, planner = self._settled, self.planner
+        return before_moving(planner.update_target, planner.values, now, planner.placement)
 
     def plan(self, schedule: Schedule, target: Target) -> Schedule:
         """Return ``schedule``, an update, as the passes plan it."""

@@ -65,8 +65,8 @@ def least(make: Make, options: Mapping[str, object]) -> int:
     return refused.value.smallest_bytes
 
 
-def check_peaks(make: Make, place: Mapping[str, str], swap_dir: Path) -> None:
-    options = {"nvme_dir": swap_dir, "host_budget": "64MiB", "place": place}
+def check_peaks(make: Make, place: Mapping[str, str], swap_dir: Path, **more: object) -> None:
+    options = {"nvme_dir": swap_dir, "host_budget": "64MiB", "place": place, **more}
     smallest_bytes = least(make, options)
     for percent in (100, 104, 120, 150, 250, 500, 1000):
         budget = smallest_bytes * percent // 100
@@ -103,3 +103,12 @@ def test_the_account_stays_within_the_plan(place: Mapping[str, str], swap_dir: P
 @pytest.mark.slow
 def test_so_it_does_whoever_updates(make: Make, place: Mapping[str, str], swap_dir: Path) -> None:
     check_peaks(make, place, swap_dir)
+
+
+@pytest.mark.parametrize("place", [{}, {"optimizer": "nvme"}], ids=str)
+@pytest.mark.slow
+def test_so_it_does_where_a_first_step_changes_the_placement(
+    place: Mapping[str, str], swap_dir: Path
+) -> None:
+    more = {"host_budget": None, "target": "cpu-epyc", "early_update": "auto"}
+    check_peaks(momentum, place, swap_dir, **more)
