@@ -87,10 +87,12 @@ class Shadows:
 def _rows(homes: Sequence[Home]) -> Iterator[list[Home]]:
     """Cut ``homes`` into rows of about ``ROW_BYTES``, in order."""
     row: list[Home] = []
+    row_bytes = 0
     for home in homes:
-        if row and sum(each.nbytes for each in row) + home.nbytes > ROW_BYTES:
+        if row and row_bytes + home.nbytes > ROW_BYTES:
             yield row
-            row = []
+            row, row_bytes = [], 0
         row.append(home)
+        row_bytes += home.nbytes
     if row:
         yield row
