@@ -221,8 +221,10 @@ class Session:
                 self.correct(measured)
 
     def _is_in_a_graph(self, parameter: Tensor) -> bool:
+        """Whether a graph has ``parameter``, or has moved its memory along with another's."""
         sessions = (self, *self._all_sessions())
-        return any(each.registry.name_of(parameter) is not None for each in sessions)
+        named = any(each.registry.name_of(parameter) is not None for each in sessions)
+        return named or any(each._houses(parameter) for each in sessions)
 
     def home_bytes(self, tensors: Iterable[Tensor] | None = None) -> int:
         """Return what ``tensors``, by default all parameters, weigh at home in files."""
