@@ -210,7 +210,7 @@ class Session:
                 for doubt in self.planner.doubts_about_pins():
                     warnings.warn(doubt, stacklevel=2)
                 if self.options.device_budget is not None:
-                    self.leaving.trained(params, self._is_in_a_graph)
+                    self.leaving.trained(params, self.is_in_a_graph)
             if self._machine is not None:
                 self._machine.homes.trim()
                 self.leaving.stepped(
@@ -220,7 +220,7 @@ class Session:
             if measured := self._measuring.iteration_ended():
                 self.correct(measured)
 
-    def _is_in_a_graph(self, parameter: Tensor) -> bool:
+    def is_in_a_graph(self, parameter: Tensor) -> bool:
         """Whether a graph has ``parameter``, or has moved its memory along with another's."""
         sessions = (self, *self._all_sessions())
         named = any(each.registry.name_of(parameter) is not None for each in sessions)

@@ -135,7 +135,8 @@ def donate_nothing() -> None:
 
 def outside_autocast() -> AbstractContextManager[None]:
     """Turn autocast off, as it is while a graph is traced."""
-    return cast("Any", torch._C)._DisableAutocast()  # type: ignore[no-any-return]
+    context: AbstractContextManager[None] = cast("Any", torch._C)._DisableAutocast()
+    return context
 
 
 def storage_key(tensor: torch.Tensor) -> int:

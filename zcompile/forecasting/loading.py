@@ -100,7 +100,7 @@ def _from_function(text: str, function: Callable[..., object], wanted: Wanted) -
     try:
         with torch.device("meta"):
             made = function(**given)
-    except Exception as error:
+    except Exception as error:  # whatever it is, it is the user's, and goes along as the cause
         at = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
             f"model={text!r}: the function raised {error!r} at {at.filename}:{at.lineno}"

@@ -149,5 +149,5 @@ def _unused(owner: object, session: Session) -> Mapping[str, int]:
     return {
         name: each.nbytes
         for name, each in owner.named_parameters()
-        if session.registry.name_of(each) is None
+        if not session.is_in_a_graph(each)
     }
