@@ -15,6 +15,19 @@ from tests.loops.nets import Layers, adamw, square_loss, step, x_of
 from tests.loops.playing import Run, check_loop
 
 
+def train_within(run: Run, autocast: torch.autocast, model: nn.Module, steps: int) -> None:
+    """Train with forward within ``autocast`` and backward behind it."""
+    call, optimizer = run.compile(model), adamw(model.parameters())
+    for seed in range(steps):
+        optimizer.zero_grad()
+        with autocast:
+            loss = square_loss(call, seed)
+        loss.backward()
+        optimizer.step()
+        run.see("loss", loss)
+        run.see_all(model, optimizer)
+
+
 @pytest.mark.parametrize("inside", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_autocast_to_bfloat16(inside: bool, swap_dir: Path) -> None:
     class Cast(Layers):
@@ -23,16 +36,8 @@ def test_autocast_to_bfloat16(inside: bool, swap_dir: Path) -> None:
                 return super().forward(x)
 
     def loop(run: Run) -> None:
-        model = Cast()
-        call, optimizer = run.compile(model), adamw(model.parameters())
-        for seed in range(3):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
-                loss = square_loss(call, seed)
-            loss.backward()
-            optimizer.step()
-            run.see("loss", loss)
-            run.see_all(model, optimizer)
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=not inside)
+        train_within(run, autocast, Cast(), steps=3)
 
     check_loop(loop, swap_dir)
 
@@ -96,16 +101,7 @@ def test_dropout_in_sixteen_bits(dtype: torch.dtype, swap_dir: Path) -> None:
             return nn.functional.dropout(super().forward(x), 0.1)
 
     def loop(run: Run) -> None:
-        model = Dropping(2)
-        call, optimizer = run.compile(model), adamw(model.parameters())
-        for seed in range(2):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype):
-                loss = square_loss(call, seed)
-            loss.backward()
-            optimizer.step()
-            run.see("loss", loss)
-            run.see_all(model, optimizer)
+        train_within(run, torch.autocast("cpu", dtype), Dropping(2), steps=2)
 
     check_loop(loop, swap_dir)
 

@@ -135,8 +135,8 @@ def donate_nothing() -> None:
 
 def outside_autocast() -> AbstractContextManager[None]:
     """Turn autocast off, as it is while a graph is traced."""
-    context: AbstractContextManager[None] = cast("Any", torch._C)._DisableAutocast()
-    return context
+    private: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+    return cast("AbstractContextManager[None]", private._DisableAutocast())
 
 
 def storage_key(tensor: torch.Tensor) -> int:
